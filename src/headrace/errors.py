@@ -81,6 +81,20 @@ class TooManyCursorsError(StoreError):
     """The limit of cursors is reached: delete the cursors of readers that are no longer used."""
 
 
+class ChannelError(HeadraceError):
+    """The broker refuses a request to a channel and has changed nothing: `code` says why."""
+
+    def __init__(self, code: str, text: str) -> None:
+        super().__init__(text)
+        self.code = code
+        """One of the codes in docs/protocols/channel.md, section Errors."""
+
+    @property
+    def retry(self) -> bool:
+        """True if the same request can succeed later."""
+        return self.code in ("gap", "unavailable")
+
+
 class ClientError(HeadraceError):
     """The client cannot do what the caller asked for."""
 

@@ -6,19 +6,18 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.channel.errors import ChannelError
-from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.channel import Accepted, Joined
 from headrace.broker.channel.member import Batch, Receive
 from headrace.broker.channel.notes import StoredSnapshot, read_members, read_snapshot
-from headrace.broker.channel.sending import Accepted
-from headrace.broker.channel.uploads import upload
+from headrace.errors import ChannelError
 from headrace.payload.channel import Content, decode_message
-from tests.broker.channel.world import NAME, Id, ModelStore, World, rule
+from tests.broker.channel.model_store import NAME, Id, ModelStore
+from tests.broker.channel.world import World, rule
 from tests.tools import EXAMPLES
 
 
 class Peer:
-    """A processor that sends and acknowledges anything. Implements `Subscriber`."""
+    """A processor that sends and acknowledges anything. Implements `MemberConnection`."""
 
     def __init__(self, world: World, name: str) -> None:
         self.world, self.name = world, name
@@ -69,7 +68,7 @@ class Peer:
         if self.offsets:
             offset = self.offsets[place % len(self.offsets)]
             state = Content(b"%d" % offset, True)
-            upload(self.world.channel, offset, state, self.uploaded, self.world.refused)
+            self.world.channel.upload(offset, state, self.uploaded, self.world.refused)
 
     def look(self) -> None:
         self.world.channels.load_snapshot(NAME, self.shown, lambda _: None)

@@ -5,30 +5,20 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel.errors import ChannelError
-from headrace.broker.channel.joining import Joined, MissedByMember
+from headrace.broker.channel.channel import Accepted, Joined, MissedByMember
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import read_members
-from headrace.broker.channel.sending import Accepted
-from headrace.broker.channel.uploads import upload
+from headrace.errors import ChannelError
 from headrace.log.records import split_records
 from headrace.log.store import Chunk, Run
 from headrace.model import Position
 from headrace.payload.channel import Content, decode_message
-from tests.broker.channel.world import (
-    GRACE_MS,
-    LEASE_MS,
-    NAME,
-    PRESENCE_MS,
-    REMEMBER_MS,
-    ModelStore,
-    World,
-    rule,
-)
+from tests.broker.channel.model_store import NAME, ModelStore
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, PRESENCE_MS, REMEMBER_MS, World, rule
 
 
 class Client:
-    """A connection that records what it is told. Implements `Subscriber`."""
+    """A connection that records what it is told. Implements `MemberConnection`."""
 
     def __init__(
         self,
@@ -579,8 +569,7 @@ def test_an_empty_channel_is_destroyed_after_its_grace(world: World) -> None:
 
 
 def test_what_is_trimmed_destroyed_and_refused_is_counted(world: World) -> None:
-    counted: list[str] = []
-    world.channels.count = counted.append
+    counted = world.counted
     a = Client(world, "a")
     a.ack(a.send("x").offset or 0)
     world.settle_broker()
@@ -675,7 +664,7 @@ def test_a_destruction_is_cancelled_also_while_its_snapshot_is_being_saved(by: s
         world.channel.keep(lambda _: None)
     else:
         world.channel.request("a")
-        world.channel.stopped_polling("a")
+        world.channels.parts.membership.stopped_polling(world.channel, "a")
     world.rest_all()
     assert world.disk.exists
     world.settle_broker()
@@ -744,7 +733,7 @@ def test_an_uploaded_state_is_kept_and_an_older_one_never_replaces_it(world: Wor
     assert world.disk.start.ordinal == 0  # nothing is uploaded yet
     answers: list[Any] = []
     for offset, state in ((second, b"2"), (first, b"1"), (second, b"2 again")):
-        upload(a.channel, offset, Content(state, True), answers.append, answers.append)
+        a.channel.upload(offset, Content(state, True), answers.append, answers.append)
         world.commit_all()
     assert answers == [second, second, second]
     assert world.snapshot is not None and world.snapshot.content.data == b"2"
@@ -757,7 +746,7 @@ def test_a_state_is_shown_when_it_is_durable(world: World) -> None:
     a = Client(world, "a")
     offset = a.send("x").offset or 0
     shown: list[Any] = []
-    upload(a.channel, offset, Content(b"1", True), lambda _: None, lambda _: None)
+    a.channel.upload(offset, Content(b"1", True), lambda _: None, lambda _: None)
     world.channels.load_snapshot(NAME, shown.append, shown.append)
     assert not shown
     world.commit_all()
@@ -773,7 +762,7 @@ def test_what_an_uploaded_state_stands_for_is_missed_by_who_was_away(world: Worl
     b.close()
     c.ack(ends[2])
     world.pass_time(LEASE_MS + 1)
-    upload(a.channel, ends[4], Content(b"5", True), lambda _: None, lambda _: None)
+    a.channel.upload(ends[4], Content(b"5", True), lambda _: None, lambda _: None)
     world.settle_broker()
     assert world.disk.start.ordinal == 3
     again = Client(world, "b")
@@ -787,7 +776,7 @@ def test_a_log_that_no_upload_covers_is_not_destroyed(world: World) -> None:
     a = Client(world, "a")
     first = a.send("x").offset or 0
     a.send("y")
-    upload(a.channel, first, Content(b"1", True), lambda _: None, lambda _: None)
+    a.channel.upload(first, Content(b"1", True), lambda _: None, lambda _: None)
     world.commit_all()
     a.close()
     for _ in range(3):
@@ -800,12 +789,12 @@ def test_uploads_are_for_channels_that_want_them_and_for_places_in_the_log(world
     a = Client(world, "a")
     a.send("x")
     with pytest.raises(ChannelError, match="has the reducer 'last'"):
-        upload(a.channel, 1, Content(b"1", True), lambda _: None, lambda _: None)
+        a.channel.upload(1, Content(b"1", True), lambda _: None, lambda _: None)
     world.rule = rule("uploaded")
     world.crash()
     a = Client(world, "a")
     answers: list[Any] = []
-    upload(a.channel, 3, Content(b"1", True), answers.append, answers.append)
+    a.channel.upload(3, Content(b"1", True), answers.append, answers.append)
     assert answers[0].code == "bad-offset"
 
 
@@ -834,7 +823,10 @@ def test_nothing_is_forgotten_while_the_reducer_fails(world: World, caplog: Any)
     b.ack_all()
     world.settle_broker()
     assert world.disk.start.ordinal == 2
-    assert 'nothing is forgotten for now: the reducer "count" fails' in caplog.text
+    assert (
+        'the log cannot be trimmed now, and is trimmed later: the reducer "count" fails'
+        in caplog.text
+    )
 
 
 # Races

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel import trimming as jobs
 from headrace.broker.channel.member import Standing
 from headrace.broker.channel.notes import read_members, read_snapshot
 from headrace.payload.channel import Content
+from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client
-from tests.broker.channel.world import GRACE_MS, NAME, ModelStore, World
+from tests.broker.channel.world import GRACE_MS, World
 
 AGE_MS = 1_000_000
 
@@ -57,7 +57,7 @@ def test_a_channel_that_is_destroyed_by_hand_begins_empty(slow: bool) -> None:
     a.send("two")
     a.take()
     told: list[Any] = []
-    jobs.destroy(a.channel, lambda: told.append("done"), told.append)
+    a.channel.destroy(lambda: told.append("done"), told.append)
     world.rest_all()
     assert told == ["done"]
     assert a.take()[-1] == b.take()[-1] == "destroyed"
@@ -80,7 +80,7 @@ def test_what_is_being_written_is_destroyed_with_the_rest() -> None:
     a.send("one")
     answers: list[Any] = []
     a.channel.send(a.member, 2, Content(b'"two"', True), answers.append)
-    jobs.destroy(a.channel, lambda: answers.append("done"), answers.append)
+    a.channel.destroy(lambda: answers.append("done"), answers.append)
     Client(world, "b", origin="state", settle=False)
     settle(world)
     assert answers[0].offset == world.disk.end.offset
@@ -96,7 +96,7 @@ def test_a_channel_of_which_only_a_state_is_left_is_destroyed_too() -> None:
     end_session(world, a)
     assert world.snapshot is not None and not world.disk.exists
     told: list[Any] = []
-    jobs.destroy(world.channel, lambda: told.append("done"), told.append)
+    world.channel.destroy(lambda: told.append("done"), told.append)
     world.rest_all()
     assert told == ["done"]
     assert world.snapshot is None

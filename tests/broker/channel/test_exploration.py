@@ -1,157 +1,27 @@
 """Every interleaving, up to a depth, of a channel's possible steps: no silent loss and no duplicates.
 
-The tests run the broker's own code on a store in memory that may crash between any two commits. Worlds that
-cannot be distinguished are explored once. HEADRACE_TORTURE=N goes N / 20 steps deeper.
+The tests run the broker's own code on a store in memory that may crash between any two commits. A path is a
+list of steps by name. Each path is replayed in a new world, whose invariants are checked after the last step
+and once more when everything has come to rest. Worlds that cannot be distinguished are explored once.
+HEADRACE_TORTURE=N goes N / 20 steps deeper.
 """
 
 import os
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import NamedTuple
 
 import pytest
 
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.notes import MEMBER, read_members
-from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, PageConnection, World
+from tests.broker.channel.model_store import NAME, ModelStore
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, PageConnection, Processor, World
 
 DEEPER = int(os.environ.get("HEADRACE_TORTURE", "0")) // 20
 
-Step = tuple[str, Callable[[World], None]]
-
-
-def steps(world: World, pages: str = "") -> Iterator[Step]:
-    """Yield the possible next steps. Processors in `pages` may show a state and the messages after it."""
-    for name, one in world.processors.items():
-        connection = one.connection
-        yield f"{name} connects", lambda w, n=name: w.processors[n].connect()  # type: ignore[misc]
-        if name in pages:
-            yield f"{name} opens a page", lambda w, n=name: _open(w, n, True)  # type: ignore[misc]
-            if one.page is not None:
-                yield f"{name}'s page is back", lambda w, n=name: _open(w, n, False)  # type: ignore[misc]
-        if connection is None or not connection.is_open:
-            if name == "b":
-                yield "b polls", lambda w: w.processors["b"].poll()
-                yield "b posts", lambda w: w.processors["b"].post()
-            continue
-        yield f"{name} is cut off", lambda w, n=name: w.processors[n].disconnect()  # type: ignore[misc]
-        if not connection.is_joined:
-            continue
-        yield f"{name} sends", lambda w, n=name: _send(w, n, 1)  # type: ignore[misc]
-        if one.accepted or world.channel.members[name].number:
-            yield f"{name} sends again", lambda w, n=name: _send(w, n, 0)  # type: ignore[misc]
-        has_page = isinstance(connection, PageConnection)
-        if connection.got or connection.state is not None or has_page:
-            yield f"{name} acknowledges", lambda w, n=name: _ack(w, n, 99)  # type: ignore[misc]
-        if len(connection.got) > 1:
-            yield f"{name} acknowledges one", lambda w, n=name: _ack(w, n, 1)  # type: ignore[misc]
-        yield f"{name} leaves", lambda w, n=name: _leave(w, n)  # type: ignore[misc]
-    if pages and world.slow is None:
-        yield "an operator destroys it", World.destroy
-    schedule = world.channel.schedule
-    if schedule is not None and schedule.due_ms:
-        yield "an operator keeps it", World.keep
-    if world.slow is not None and world.slow.asked:
-        yield "the database answers", World.database_answers
-    if world.store.pending:
-        yield "commit", World.commit
-        yield "crash", lambda w: w.crash(0)
-        yield "crash with one more durable", lambda w: w.crash(1)
-    else:
-        yield "crash", lambda w: w.crash(0)
-        yield "the grace passes", lambda w: w.pass_time(GRACE_MS + 1)
-        yield "the lease passes", lambda w: w.pass_time(LEASE_MS + 1)
-        yield "a tick", World.tick
-
-
-def _open(world: World, name: str, is_reloaded: bool) -> None:
-    world.processors[name].open_page(is_reloaded=is_reloaded)
-
-
-def _send(world: World, name: str, ahead: int) -> None:
-    connection = world.processors[name].connection
-    assert connection is not None
-    connection.send(max(1, connection.channel.members[name].number + ahead))
-
-
-def _ack(world: World, name: str, count: int) -> None:
-    connection = world.processors[name].connection
-    assert connection is not None
-    connection.ack(count)
-
-
-def _leave(world: World, name: str) -> None:
-    one = world.processors[name]
-    connection = one.connection
-    assert connection is not None
-    connection.abandon()
-    one.connection = None
-    # A processor that comes back is a new one, and may get its messages again. It keeps what it has until the
-    # answer.
-    one.confirmed = set()
-    connection.channel.leave(name, one.kept.clear)
-
-
-def fingerprint(world: World) -> object:
-    """Return a value that is equal for worlds with the same possible futures."""
-    disk, now = world.disk, world.clock_ms
-    known: Channel | None = world.channels._known.get(NAME)
-    channel = None
-    if known is not None:
-        members = tuple(
-            (
-                *(m.name, m.offset, m.ordinal, m.number, m.standing, m.acked, m.next_offset),
-                *(tuple(m.sent or ()), m.subscriber is not None, m.is_polling, now - m.seen_ms),
-                m.gets_own,
-            )
-            for m in known.members.values()
-        )
-        due = known.schedule.due_ms - now if known.schedule is not None else None
-        channel = (members, known.present, due, known.is_busy, len(known._held or ()))
-    processors = tuple(
-        (
-            *(one.name, one.accepted, tuple(one.kept), frozenset(one.confirmed), one.is_member),
-            (
-                None
-                if (c := one.connection) is None
-                else (type(c), c.is_open, c.is_joined, tuple(c.got), c.state and tuple(c.state))
-            ),
-            (one.page_offset, one.page_base) if one.page is not None else None,
-        )
-        for one in world.processors.values()
-    )
-    notes = tuple(
-        # Values of members contain times.
-        (key, note.value if key[:2] != MEMBER else None, note.due_ms and note.due_ms - now)
-        for key, note in sorted(disk.notes.items())
-    )
-    members_noted = tuple(
-        (m.name, m.offset, m.ordinal, m.number, m.standing, now - m.seen_ms)
-        for m in read_members(ModelStore(disk), NAME)  # type: ignore[arg-type]
-    )
-    log = (len(disk.records), disk.start, disk.end, disk.exists, disk.base)
-    pending = tuple((len(p.records), len(p.notes), p.trim, p.destroy) for p in world.store.pending)
-    asked = len(world.slow.asked) if world.slow is not None else 0
-    changed = (len(world.channels._changed), world.channels._swept, asked)
-    away = tuple(one.was_away_ms > LEASE_MS for one in world.processors.values())
-    changed = (*changed, away, world.is_kept, world.snapshot and world.snapshot.offset)
-    return channel, processors, notes, members_noted, log, pending, changed
-
-
-def replay(
-    start: tuple[str, ...], path: tuple[str, ...], names: str, *, slow: bool, pages: str = ""
-) -> World:
-    world = World(names, slow=slow)
-    for wanted in start:
-        run(world, wanted, pages)
-        world.settle()
-    for wanted in path:
-        run(world, wanted, pages)
-    return world
-
-
-def run(world: World, wanted: str, pages: str) -> None:
-    dict(steps(world, pages))[wanted](world)
-    world.runner.run()
-
+Step = tuple[str, Callable[[], None]]
+Path = tuple[str, ...]
 
 BOTH = ("a connects", "b connects")
 STARTS = {
@@ -179,7 +49,7 @@ def test_every_interleaving(names: str, start: str, slow: bool) -> None:
     if len(names) > 2 and slow and not DEEPER:
         pytest.skip("takes long: see `make torture`")
     depth = DEPTHS[start] + DEEPER - 2 * (len(names) - 2)
-    explore(STARTS[start], names, depth, slow=slow)
+    Exploration(STARTS[start], names, slow=slow).run(depth)
 
 
 PAGES = {
@@ -201,26 +71,157 @@ PAGES = {
 def test_every_interleaving_of_pages_that_begin_with_the_state(start: str, slow: bool) -> None:
     """A page shows a state and then every later message once and in order, and its cursor stays."""
     depth = {"nothing": 4, "a page is there": 2}.get(start, 3) + DEEPER
-    explore(PAGES[start], "ab", depth, slow=slow, pages="a")
+    Exploration(PAGES[start], "ab", slow=slow, pages="a").run(depth)
 
 
-def explore(start: tuple[str, ...], names: str, depth: int, *, slow: bool, pages: str = "") -> None:
-    seen: set[object] = set()
-    began = replay(start, (), names, slow=slow, pages=pages)
-    paths: list[tuple[str, ...]] = [(name,) for name, _ in steps(began, pages)]
-    for _ in range(depth):
-        found: list[tuple[str, ...]] = []
-        for path in paths:
-            try:
-                world = replay(start, path, names, slow=slow, pages=pages)
-                world.check()
-                mark = fingerprint(world)
-                if mark in seen:
-                    continue
-                seen.add(mark)
-                found += [(*path, name) for name, _ in steps(world, pages)]
-                world.settle()
-            except Exception as error:
-                raise AssertionError(f"{' → '.join(path)}: {error!r}") from error
-        paths = found
-    assert len(seen) > 50
+class Exploration(NamedTuple):
+    """All paths after a start. Processors in `pages` may show a state and the messages after it."""
+
+    start: Path
+    names: str
+    slow: bool
+    pages: str = ""
+
+    def run(self, depth: int) -> None:
+        seen: set[object] = set()
+        paths = self._longer((), self._replay(()))
+        for _ in range(depth):
+            found: list[Path] = []
+            for path in paths:
+                try:
+                    world = self._replay(path)
+                    world.check()
+                    mark = fingerprint(world)
+                    if mark in seen:
+                        continue
+                    seen.add(mark)
+                    found += self._longer(path, world)
+                    world.settle()
+                except Exception as error:
+                    raise AssertionError(f"{' → '.join(path)}: {error!r}") from error
+            paths = found
+        assert len(seen) > 50
+
+    def _replay(self, path: Path) -> World:
+        world = World(self.names, slow=self.slow)
+        for name in self.start:
+            self._take(name, world)
+            world.settle()
+        for name in path:
+            self._take(name, world)
+        return world
+
+    def _take(self, name: str, world: World) -> None:
+        dict(steps(world, self.pages))[name]()
+        world.runner.run()
+
+    def _longer(self, path: Path, world: World) -> list[Path]:
+        return [(*path, name) for name, _ in steps(world, self.pages)]
+
+
+# The possible next steps
+
+
+def steps(world: World, pages: str) -> Iterator[Step]:
+    for one in world.processors.values():
+        yield from steps_of_processor(one, has_pages=one.name in pages)
+    yield from steps_of_operator(world, may_destroy=bool(pages) and world.slow is None)
+    if world.slow is not None and world.slow.asked:
+        yield "the database answers", world.database_answers
+    yield "crash", world.crash
+    if world.store.pending:
+        yield "commit", world.commit
+        yield "crash with one more durable", partial(world.crash, 1)
+    else:
+        yield "the grace passes", partial(world.pass_time, GRACE_MS + 1)
+        yield "the lease passes", partial(world.pass_time, LEASE_MS + 1)
+        yield "a tick", world.tick
+
+
+def steps_of_processor(one: Processor, *, has_pages: bool) -> Iterator[Step]:
+    name, connection = one.name, one.connection
+    yield f"{name} connects", one.connect
+    if has_pages:
+        yield f"{name} opens a page", partial(one.open_page, is_reloaded=True)
+        if one.page is not None:
+            yield f"{name}'s page is back", one.open_page
+    if connection is None or not connection.is_open:
+        if name == "b":
+            yield "b polls", one.poll
+            yield "b posts", one.post
+        return
+    yield f"{name} is cut off", one.disconnect
+    if not connection.is_joined:
+        return
+    number = connection.channel.members[name].number
+    yield f"{name} sends", partial(connection.send, number + 1)
+    if one.accepted or number:
+        yield f"{name} sends again", partial(connection.send, max(1, number))
+    if connection.got or connection.state is not None or isinstance(connection, PageConnection):
+        yield f"{name} acknowledges", partial(connection.ack, 99)
+    if len(connection.got) > 1:
+        yield f"{name} acknowledges one", partial(connection.ack, 1)
+    yield f"{name} leaves", one.leave
+
+
+def steps_of_operator(world: World, *, may_destroy: bool) -> Iterator[Step]:
+    if may_destroy:
+        yield "an operator destroys it", world.destroy
+    schedule = world.channel.schedule
+    if schedule is not None and schedule.due_ms:
+        yield "an operator keeps it", world.keep
+
+
+# Marks that distinguish worlds
+
+
+def fingerprint(world: World) -> object:
+    """Return a value that is equal for worlds with the same possible futures."""
+    channels = world.channels
+    known = channels._known.get(NAME)
+    return (
+        _in_memory(known, world.clock_ms) if known is not None else None,
+        tuple(_of_processor(one) for one in world.processors.values()),
+        _on_disk(world),
+        tuple((len(p.records), len(p.notes), p.trim, p.destroy) for p in world.store.pending),
+        len(world.slow.asked) if world.slow is not None else 0,
+        (len(channels._agenda.changed), channels._swept, world.is_kept),
+    )
+
+
+def _in_memory(channel: Channel, now_ms: int) -> object:
+    members = tuple(
+        (
+            (m.name, m.number, m.standing, m.gets_own, m.is_polling, m.subscriber is not None),
+            (m.offset, m.ordinal, m.acked, m.next_offset, tuple(m.sent or ())),
+            now_ms - m.seen_ms,
+        )
+        for m in channel.members.values()
+    )
+    due_ms = channel.schedule.due_ms - now_ms if channel.schedule is not None else None
+    return members, channel.present, due_ms, channel.is_busy, len(channel._held or ())
+
+
+def _of_processor(one: Processor) -> object:
+    connection = None
+    if (c := one.connection) is not None:
+        connection = type(c), c.is_open, c.is_joined, tuple(c.got), c.state and tuple(c.state)
+    page = (one.page_offset, one.page_base) if one.page is not None else None
+    is_late = one.was_away_ms > LEASE_MS
+    kept = tuple(one.kept), frozenset(one.confirmed)
+    return one.name, one.accepted, one.is_member, is_late, kept, connection, page
+
+
+def _on_disk(world: World) -> object:
+    disk, now_ms = world.disk, world.clock_ms
+    notes = tuple(
+        # Values of members contain times.
+        (key, note.value if key[:2] != MEMBER else None, note.due_ms and note.due_ms - now_ms)
+        for key, note in sorted(disk.notes.items())
+    )
+    members = tuple(
+        (m.name, m.offset, m.ordinal, m.number, m.standing, now_ms - m.seen_ms)
+        for m in read_members(ModelStore(disk), NAME)  # type: ignore[arg-type]
+    )
+    log = (len(disk.records), disk.start, disk.end, disk.exists, disk.base)
+    return notes, members, log, world.snapshot and world.snapshot.offset

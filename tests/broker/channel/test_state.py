@@ -5,15 +5,15 @@ from typing import Any
 
 import pytest
 
-from headrace.broker.channel.errors import ChannelError
-from headrace.broker.channel.joining import Joined
+from headrace.broker.channel.channel import Joined
 from headrace.broker.channel.member import Batch, Receive
 from headrace.broker.channel.notes import read_members
-from headrace.broker.channel.state import RecentStates
-from headrace.broker.channel.uploads import upload
+from headrace.broker.channel.snapshots import RecentStates
+from headrace.errors import ChannelError
 from headrace.payload.channel import Content
+from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client, texts
-from tests.broker.channel.world import GRACE_MS, LEASE_MS, NAME, ModelStore, World
+from tests.broker.channel.world import GRACE_MS, LEASE_MS, World
 
 TAB_MS = 60_000
 
@@ -106,7 +106,7 @@ def test_with_uploads_it_is_the_last_one_and_every_message_behind_it(world: Worl
     a.send("two")
     a.ack_all()
     answers: list[Any] = []
-    upload(a.channel, first or 0, Content(b'["one"]', True), answers.append, answers.append)
+    a.channel.upload(first or 0, Content(b'["one"]', True), answers.append, answers.append)
     world.commit_all()
     assert answers == [first]
     cursor = a.member.confirmed
@@ -171,7 +171,7 @@ def test_states_that_were_made_are_remembered_within_a_bound(world: World) -> No
     a = Client(world, "a")
     a.send("x" * 50)
     Client(world, "b", origin="state")
-    known = world.channels.recent_states.get(a.channel)
+    known = world.channels.parts.states.recent.get(a.channel)
     assert known is not None and json.loads(known.content.data) == ["x" * 50]
     few = RecentStates(bytes_max=10)
     few.put(a.channel, known)

@@ -14,9 +14,8 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.broker.channel.errors import ChannelError
 from headrace.broker.channel.hub import Channels
-from headrace.errors import StoreFailedError
+from headrace.errors import ChannelError, StoreFailedError
 from headrace.log.store import BatchPart, BatchRefusedError, Block, Note, Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import UNNUMBERED, BadMessageError, StoredMessage, decode_row
@@ -103,12 +102,12 @@ class BatchMessages:
                 if (number == UNNUMBERED) != (before == UNNUMBERED):
                     raise BatchRefusedError(
                         f"some messages of {processor!r} to channel {channel!r} have a number and some "
-                        "have none: give all of them one, or none"
+                        "have none: number all of them, or none"
                     )
                 if number > before + 1:
                     raise BatchRefusedError(
-                        f"message {number} of {processor!r} to channel {channel!r} comes behind its message "
-                        f"{before}: numbers have no gaps, and come in their order"
+                        f"message {number} of {processor!r} to channel {channel!r} comes after its message "
+                        f"{before}: send messages in the order of their numbers, without gaps"
                     )
                 last[sender] = max(number, before)
         return {sender: number for sender, number in first.items() if number != UNNUMBERED}

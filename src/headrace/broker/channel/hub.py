@@ -1,34 +1,38 @@
-"""All channels of a server: the channels in memory, and the work on channels that is due by the clock.
+"""All channels of a server: the channels in memory, their parts, and the work that is due by the clock.
 
 A channel is in memory while a member is present or work is in progress. Otherwise it is read from its notes
-when it is needed. There is no periodic work for each channel: notes have a time when they are due.
+when it is needed. Idle channels cost no time: the store finds the notes that are due.
 """
 
-from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
-from typing import NamedTuple
 
-from headrace.broker.channel import notes as notes
-from headrace.broker.channel import trimming as jobs
-from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.core import ChannelState
-from headrace.broker.channel.errors import ChannelError
-from headrace.broker.channel.joining import Joining
-from headrace.broker.channel.member import Member, MemberConnection
-from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.snapshots import Older, Snapshots
-from headrace.broker.channel.state import NOTHING, RecentStates, load_state
-from headrace.errors import BadTopicNameError
-from headrace.log.store import Appended, ColdError, Note, Runner, Store
+from headrace.broker.channel import notes
+from headrace.broker.channel.channel import (
+    Agenda,
+    Channel,
+    ChannelParts,
+    ChannelRule,
+    Clock,
+    Failed,
+    Loaded,
+    nothing,
+)
+from headrace.broker.channel.member import MemberConnection
+from headrace.broker.channel.membership import Leases, Membership
+from headrace.broker.channel.receiving import Receiving
+from headrace.broker.channel.report import ChannelReport
+from headrace.broker.channel.sending import Sending
+from headrace.broker.channel.snapshots import Older, Snapshots, States
+from headrace.broker.channel.trimming import LogTrimming
+from headrace.errors import BadTopicNameError, ChannelError
+from headrace.log.store import Appended, Note, Runner, Store
 from headrace.model import CHANNEL_PREFIX, RESERVED_TOPIC_BYTES_MAX, check_topic_name
-from headrace.payload.reducers import Reducer
 
 _NAME_BYTES_MAX = RESERVED_TOPIC_BYTES_MAX - len(CHANNEL_PREFIX)
 
 _LOOKED_AT_ONCE = 100
 """Channels, or notes that are due, that are handled in one step."""
-
 
 LOOK_MS = 500
 """Minimum time between two trims of a channel's log.
@@ -37,21 +41,8 @@ Trimming many messages at once costs less per message. The time is short enough 
 before they leave the journal.
 """
 
-
 _EXPIRY_MS_MAX = 3_600_000
 """Maximum time between two rounds that look for old snapshots."""
-
-
-class ChannelRule(NamedTuple):
-    """Configuration of one channel."""
-
-    reducer: Reducer
-    lease_ms: int
-    grace_ms: int
-    presence_ms: int
-    wait_for: Sequence[str] = ()
-    persist: bool = True
-    """True if the last state outlives the log."""
 
 
 class Channels:
@@ -72,38 +63,56 @@ class Channels:
     ) -> None:
         """Times on disk come from `clock_ms`, which may be set; durations in memory come from `elapsed_ms`.
 
+        `snapshot_age_ms`: the age at which the last state of a channel without a log is forgotten; 0: never.
         `count` is called with the name of a counter to increment it.
         """
         self.store = store
-        self.runner = runner
-        self.snapshots = snapshots
         self.rule = rule
+        self._runner = runner
         self.clock_ms = clock_ms
-        self._elapsed_ms = elapsed_ms
-        self.members_max = members_max
-        self.remember_ms = remember_ms
+        self.elapsed_ms = elapsed_ms
         self._look_ms = look_ms
-        self.snapshot_age_ms = snapshot_age_ms
-        """Age at which the last state of a channel without a log is forgotten; 0: never."""
-        self._expiry = _Expiry(self, elapsed_ms) if snapshot_age_ms else None
-        self.count = count
-        self.recent_states = RecentStates()
+        self._clock = clock = Clock(clock_ms)
+        self._agenda = agenda = Agenda(elapsed_ms)
+        leases = Leases(clock, remember_ms)
+        states = States(store, runner, snapshots, clock, agenda)
+        receiving = Receiving(store, runner, clock, leases, agenda)
+        trimming = LogTrimming(
+            store,
+            clock,
+            leases,
+            states,
+            agenda,
+            remember_ms=remember_ms,
+            snapshot_age_ms=snapshot_age_ms,
+            count=count,
+        )
+        self.parts = ChannelParts(
+            store=store,
+            sending=Sending(store, runner, clock, leases, count),
+            receiving=receiving,
+            membership=Membership(
+                store,
+                runner,
+                clock,
+                leases,
+                states,
+                agenda,
+                members_max=members_max,
+                go_on=receiving.go_on,
+            ),
+            states=states,
+            trimming=trimming,
+            rest=self.rest,
+        )
+        self.report = ChannelReport(store, leases, trimming)
+        self._expiry = _Expiry(self, snapshots, snapshot_age_ms) if snapshot_age_ms else None
         self._known: dict[str, Channel] = {}
-        self._changed: dict[ChannelState, None] = {}
-        """Channels whose logs may have become less needed, and may be trimmed."""
-        self._looking = False
-        self._looked_ms = elapsed_ms() - look_ms
-        self._troubled: dict[ChannelState, None] = {}
-        """Channels that could not be trimmed. All of them are retried at the same time, at `_again_ms`."""
-        self._again_ms = 0
-        self._pollers: OrderedDict[tuple[Joining, str], int] = OrderedDict()
-        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
+        self._is_trimming = False
+        self._trimmed_ms = elapsed_ms() - look_ms
         self._swept: str | None = ""
         """Last topic that the sweep after a start has handled; None when the sweep is complete."""
-        self._sweep_ms = self.now_ms = clock_ms()
-        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
-        self.started_ms = self.now_ms
-        """Time when this server started, or when its clock was last set back."""
+        self._sweep_ms = clock.now_ms
 
     def reload(self) -> None:
         """Update the rules of the channels in memory after the settings have changed."""
@@ -115,40 +124,29 @@ class Channels:
         channel = self._known.get(name)
         if channel is None:
             check_channel_name(name)
-            channel = self._known[name] = Channel(name, self)
+            channel = self._known[name] = Channel(name, self.rule(name), self.parts)
         return channel
 
-    @staticmethod
-    def topic_name(name: str) -> str:
-        return CHANNEL_PREFIX + name
+    def rest(self, channel: Channel) -> None:
+        """Drop a channel from memory if everything about it is on disk."""
+        is_over = channel.is_idle and channel not in self._agenda.changed
+        # Another object for the same channel may have taken its place.
+        if is_over and self._known.get(channel.name) is channel:
+            del self._known[channel.name]
+            self.parts.states.recent.drop(channel)
+            self.store.forget(channel.topic)
+
+    # Calls from the broker and the server
 
     def committed(self, one: Appended) -> None:
         """Pass new records to their channel if it is in memory."""
         channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
         if channel is not None:
-            channel.committed(one)
+            self.parts.receiving.committed(channel, one)
 
-    def load_snapshot(
-        self,
-        name: str,
-        done: Callable[[StoredSnapshot | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def load_snapshot(self, name: str, done: Loaded, failed: Failed) -> None:
         """Load the present state for a caller outside the channel; `done` gets it when it is durable."""
-        channel = self.get(name)
-        if channel.hold(lambda: self.load_snapshot(name, done, failed)):
-            return
-
-        def made(state: StoredSnapshot) -> None:
-            channel.after_changes(lambda: done(None if state.content is NOTHING else state))
-            channel.job_done()
-
-        def not_made(reason: str) -> None:
-            failed(reason)
-            channel.job_done()
-
-        channel.is_busy = True
-        load_state(channel, made, not_made)
+        self.parts.states.show(self.get(name), done, failed)
 
     def lost(
         self, subscriber: MemberConnection, processor: str, joined: Mapping[str, Channel]
@@ -167,83 +165,56 @@ class Channels:
             if following is not None:
                 following.gone(processor, subscriber)
                 self.rest(following)
-                self.runner.soon(some)
+                self._runner.soon(some)
 
         some()
-
-    def tick(self) -> None:
-        """Do the work that is due; called a few times a second."""
-        now_ms = self.now_ms = self.clock_ms()
-        elapsed_ms = self._elapsed_ms()
-        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
-            (channel, processor), _ = self._pollers.popitem(last=False)
-            channel.stopped_polling(processor)
-            self.rest(channel)
-        for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
-            self._due(note, now_ms)
-        if self._troubled and elapsed_ms >= self._again_ms:
-            self._changed |= self._troubled
-            self._troubled = {}
-        if self._changed and not self._looking and elapsed_ms - self._looked_ms >= self._look_ms:
-            self._looking, self._looked_ms = True, elapsed_ms
-            self._look(iter(list(self._changed)))
-        self._sweep()
-        if self._expiry is not None:
-            self._expiry.tick()
-
-    def _look(self, changed: Iterator[ChannelState]) -> None:
-        """Trim or destroy changed channels, each once between two ticks.
-
-        Each step handles a few channels, so that other work does not wait for thousands.
-        """
-        some = list(islice(changed, _LOOKED_AT_ONCE))
-        for channel in some:
-            del self._changed[channel]
-            jobs.look(channel, self.now_ms)
-            self.rest(channel)
-        self._looking = bool(some)
-        if some:
-            self.runner.soon(lambda: self._look(changed))
-
-    # Requests from channels
-
-    def look_later(self, channel: ChannelState) -> None:
-        """Look at a channel soon, because its log may be less needed than before."""
-        self._changed[channel] = None
 
     def readers_moved(self, topics: Iterable[str]) -> None:
         """Look at channels soon whose trimming may have waited for the cursors that moved in these topics."""
         for topic in topics:
             name = topic.removeprefix(CHANNEL_PREFIX)
             if name and name != topic and self.rule(name).wait_for:
-                self.look_later(self.get(name))
+                self._agenda.trim_soon(self.get(name))
 
-    def look_again(self, channel: ChannelState, wait_ms: int) -> None:
-        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
-        if not self._troubled:
-            self._again_ms = self._elapsed_ms() + wait_ms
-        self._troubled[channel] = None
-
-    def polled(self, channel: Joining, member: Member) -> None:
-        """Count a member as present for a while because of its request."""
-        member.is_polling = True
-        key = channel, member.name
-        self._pollers.pop(key, None)
-        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
-
-    def rest(self, channel: ChannelState) -> None:
-        """Drop a channel from memory if everything about it is on disk."""
-        is_over = channel.is_idle and channel not in self._changed
-        # Another object for the same channel may have taken its place.
-        if is_over and self._known.get(channel.name) is channel:
-            del self._known[channel.name]
-            self.recent_states.drop(channel)
-            self.store.forget(channel.topic)
-
-    def warm(self, cold: ColdError, then: Callable[[], None]) -> None:
-        self.runner.background(cold.warm, lambda _: then())
+    def went_back(self) -> None:
+        """Correct times that lie in the future, channel by channel, after the clock was set back."""
+        clock = self._clock
+        self._swept = ""
+        self._sweep_ms = clock.now_ms = clock.started_ms = clock.read_ms()
 
     # Work that is due by the clock
+
+    def tick(self) -> None:
+        """Do the work that is due; called a few times a second."""
+        now_ms = self._clock.now_ms = self._clock.read_ms()
+        elapsed_ms = self.elapsed_ms()
+        for channel, processor in self._agenda.take_absent():
+            self.parts.membership.stopped_polling(channel, processor)
+            self.rest(channel)
+        for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
+            self._due(note, now_ms)
+        self._agenda.take_retries()
+        changed = self._agenda.changed
+        if changed and not self._is_trimming and elapsed_ms - self._trimmed_ms >= self._look_ms:
+            self._is_trimming, self._trimmed_ms = True, elapsed_ms
+            self._trim(iter(list(changed)))
+        self._sweep()
+        if self._expiry is not None:
+            self._expiry.tick()
+
+    def _trim(self, changed: Iterator[Channel]) -> None:
+        """Trim or destroy changed channels, each once between two ticks.
+
+        Each step handles a few channels, so that other work does not wait for thousands.
+        """
+        some = list(islice(changed, _LOOKED_AT_ONCE))
+        for channel in some:
+            del self._agenda.changed[channel]
+            self.parts.trimming.look(channel, self._clock.now_ms)
+            self.rest(channel)
+        self._is_trimming = bool(some)
+        if some:
+            self._runner.soon(lambda: self._trim(changed))
 
     def _due(self, note: Note, now_ms: int) -> None:
         name, processor = notes.channel_of(note.key)
@@ -252,18 +223,19 @@ class Channels:
         if kind == notes.MEMBER:
             member = channel.members.get(processor)
             if member is not None:
-                channel.renew(member, now_ms)
+                self.parts.membership.renew(channel, member, now_ms)
         elif kind == notes.SCHEDULE:
             if not channel.is_busy:
-                jobs.look(channel, now_ms)
+                self.parts.trimming.look(channel, now_ms)
         elif kind == notes.END:
-            channel.change(lambda: None, changed=[Note(note.key, None)])
+            channel.write([Note(note.key, None)], nothing)
         self.rest(channel)
 
-    def went_back(self) -> None:
-        """Correct times that lie in the future, channel by channel, after the clock was set back."""
-        self._swept = ""
-        self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
+    def expire(self, name: str, before_ms: int) -> None:
+        """Delete the last state of a channel without a log, if it was stored before `before_ms`."""
+        channel = self.get(name)
+        self.parts.trimming.expire(channel, before_ms)
+        self.rest(channel)
 
     def _sweep(self) -> None:
         """Plan the destruction of channels that had members present when the last server ended.
@@ -280,7 +252,7 @@ class Channels:
             # A channel that is being destroyed has no schedule any more.
             if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
-            channel.forget_future(self._sweep_ms)
+            self.parts.membership.forget_future(channel, self._sweep_ms)
             self.rest(channel)
             self._swept = topic.name
         if not found:
@@ -290,26 +262,24 @@ class Channels:
 class _Expiry:
     """Checks all snapshots in rounds, a few of them per tick, and has old ones deleted."""
 
-    def __init__(self, hub: Channels, elapsed_ms: Callable[[], int]) -> None:
+    def __init__(self, hub: Channels, snapshots: Snapshots, age_ms: int) -> None:
         self._hub = hub
-        self._elapsed_ms = elapsed_ms
-        self._next_ms = elapsed_ms()
+        self._snapshots = snapshots
+        self._age_ms = age_ms
+        self._next_ms = hub.elapsed_ms()
         self._after = ""
         self._is_asking = False
 
     def tick(self) -> None:
-        if self._is_asking or self._elapsed_ms() < self._next_ms:
+        if self._is_asking or self._hub.elapsed_ms() < self._next_ms:
             return
         self._is_asking = True
-        hub = self._hub
-        before_ms = hub.clock_ms() - hub.snapshot_age_ms
+        before_ms = self._hub.clock_ms() - self._age_ms
 
         def found(older: Older) -> None:
             self._is_asking = False
             for name in older.channels:
-                channel = hub.get(name)
-                jobs.expire(channel, before_ms)
-                hub.rest(channel)
+                self._hub.expire(name, before_ms)
             self._after = older.after or ""
             if older.after is None:
                 self._pause()
@@ -318,10 +288,10 @@ class _Expiry:
             self._is_asking = False
             self._pause()
 
-        hub.snapshots.older(before_ms, self._after, found, failed)
+        self._snapshots.older(before_ms, self._after, found, failed)
 
     def _pause(self) -> None:
-        self._next_ms = self._elapsed_ms() + min(_EXPIRY_MS_MAX, self._hub.snapshot_age_ms)
+        self._next_ms = self._hub.elapsed_ms() + min(_EXPIRY_MS_MAX, self._age_ms)
 
 
 def check_channel_name(name: str) -> None:

@@ -87,7 +87,7 @@ class MemberConnection(Protocol):
         """Number of this connection among the connections of the same client."""
 
     def messages(self, channel: str, batch: Batch) -> bool:
-        """Take a batch. Return False if there is no room; then `Channel.go_on` is called when there is."""
+        """Take a batch. Return False without room; then call `Channel.go_on` when there is room again."""
 
     def signal(self, channel: str) -> None: ...
 

@@ -72,7 +72,7 @@ def channel_of(note_key: bytes) -> tuple[str, str]:
 
 def member_note(channel: str, member: Member, due_ms: int) -> Note:
     offset, ordinal = member.confirmed
-    standing = member.standing.value
+    standing = int(member.standing)
     value: tuple[int, ...] = (offset, ordinal, member.number, member.seen_ms, standing)
     if member.lease_ms:
         value += (member.lease_ms,)

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker.channel.core import ChannelState, Done
-from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.channel import Agenda, Channel, Clock, Refuse, warm
 from headrace.broker.channel.member import (
     Batch,
     Member,
@@ -15,12 +14,15 @@ from headrace.broker.channel.member import (
     Standing,
     Transmitted,
 )
+from headrace.broker.channel.membership import Leases
+from headrace.errors import ChannelError
 from headrace.log.records import split_records
-from headrace.log.store import Appended, ColdError
+from headrace.log.store import Appended, ColdError, Runner, Store
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
-from headrace.payload.channel import (
-    prefix_of,
-)
+from headrace.payload.channel import prefix_of
+
+TakeBatch = Callable[[Batch], None]
+TakeOffset = Callable[[int], None]
 
 BATCH_MESSAGES_MAX = 500
 BATCH_BYTES_MAX = 1 << 18
@@ -38,117 +40,143 @@ class _Scan(NamedTuple):
     lost: int
 
 
-class Receiving(ChannelState):
-    __slots__ = ()
-
-    def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
-        """Answer with pending messages. They stay pending until they are acknowledged."""
-        if member.is_joining:
-            self.after_changes(partial(self.fetch, member, messages_max, answer))
-            return
-        try:
-            scan = self._scan(_own(member), member.offset, member.ordinal, messages_max)
-        except ColdError as cold:
-            self.hub.warm(cold, lambda: self.fetch(member, messages_max, answer))
-            return
-        member.fetched(scan.sent, scan.offset, scan.ordinal)
-        answer(self._batch(scan))
-
-    def fetch_from(
-        self,
-        offset: int,
-        messages_max: int,
-        answer: Callable[[Batch], None],
-        refuse: Callable[[ChannelError], None],
+class Receiving:
+    def __init__(
+        self, store: Store, runner: Runner, clock: Clock, leases: Leases, agenda: Agenda
     ) -> None:
-        """Answer with messages after an offset, from all senders. This moves no cursor."""
-        topic = self.topic
-        if offset < topic.start_offset:
-            text = f"messages behind offset {offset} of channel {self.name!r} are gone: join again"
-            refuse(ChannelError("not-joined", text))
-            return
-        try:
-            at = self.hub.store.locate_offset(topic, offset) if topic.exists else topic.end
-            if at.offset != offset:
-                text = f"no message of channel {self.name!r} ends at offset {offset}"
-                refuse(ChannelError("bad-offset", text))
-                return
-            scan = self._scan(b"", offset, at.ordinal, messages_max)
-        except ColdError as cold:
-            again = partial(self.fetch_from, offset, messages_max, answer, refuse)
-            self.hub.warm(cold, again)
-            return
-        answer(self._batch(scan))
+        self._store = store
+        self._runner = runner
+        self._clock = clock
+        self._leases = leases
+        self._agenda = agenda
 
-    def wait(self, tell: Done) -> None:
-        """Call `tell` when the next message has come."""
-        if self.waiters is None:
-            self.waiters = []
-        self.waiters.append(tell)
+    # Calls from the store
 
-    def wait_no_more(self, tell: Done) -> None:
-        if self.waiters and tell in self.waiters:
-            self.waiters.remove(tell)
+    def committed(self, channel: Channel, one: Appended) -> None:
+        """Send new messages to members. Those that have everything before them share one batch."""
+        shared: Batch | None = None
+        count = len(one.records)
+        is_long = count > BATCH_MESSAGES_MAX or one.end - one.offset > BATCH_BYTES_MAX
+        for member in list(channel.members.values()):
+            subscriber = member.subscriber
+            if subscriber is None or member.next_offset < 0:
+                continue
+            if member.receive is Receive.SIGNAL:
+                self._signal(channel, member)
+            elif member.receive is Receive.PUSH:
+                if member.next_offset != one.offset or is_long or count > member.room:
+                    if member.next_offset < one.end:
+                        self.go_on(channel, member)
+                    continue
+                if shared is None:
+                    shared = _new_messages(channel, one)
+                if not member.gets_own and _has_own(shared, member):
+                    self.go_on(channel, member)
+                elif subscriber.messages(channel.name, shared):
+                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
+                    member.transmitted(
+                        [
+                            Transmitted(message.offset, message.offset, ordinal)
+                            for message, ordinal in zip(shared.messages, ordinals, strict=True)
+                        ],
+                        one.end,
+                        ordinals.stop - 1,
+                    )
+        channel.wake()
 
-    def is_pending(self, member: Member) -> bool:
-        """Return True if there may be messages for the member."""
-        return member.offset < self.topic.end_offset
+    # Pushing and signalling
 
-    def go_on(self, member: Member) -> None:
+    def go_on(self, channel: Channel, member: Member) -> None:
         """Push or signal pending messages to a member, as far as it has room."""
         subscriber = member.subscriber
         if subscriber is None or member.next_offset < 0:
             return
         if member.receive is Receive.SIGNAL:
-            self._signal(member)
+            self._signal(channel, member)
         elif member.receive is Receive.PUSH:
-            while member.next_offset < self.topic.end_offset and (room := member.room) > 0:
+            while member.next_offset < channel.topic.end_offset and (room := member.room) > 0:
                 messages_max = min(room, BATCH_MESSAGES_MAX)
                 try:
                     place = member.next_offset, member.next_ordinal
-                    scan = self._scan(_own(member), *place, messages_max)
+                    scan = self._scan(channel, _own(member), *place, messages_max)
                 except ColdError as cold:
-                    self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
+                    warm(self._runner, cold, lambda: self._go_on_with(channel, member, subscriber))
                     return
                 if (scan.messages or scan.lost) and not subscriber.messages(
-                    self.name, self._batch(scan)
+                    channel.name, _batch(channel, scan)
                 ):
                     return
                 member.transmitted(scan.sent, scan.offset, scan.ordinal)
 
-    def _go_on_with(self, member: Member, subscriber: MemberConnection) -> None:
+    def _go_on_with(self, channel: Channel, member: Member, subscriber: MemberConnection) -> None:
         if member.subscriber is subscriber:
-            self.go_on(member)
+            self.go_on(channel, member)
 
-    def _signal(self, member: Member) -> None:
-        if member.is_signalled or not self.is_pending(member):
+    def _signal(self, channel: Channel, member: Member) -> None:
+        if member.is_signalled or member.offset >= channel.topic.end_offset:
             return
         try:
-            scan = self._scan(_own(member), member.offset, member.ordinal, 1)
+            scan = self._scan(channel, _own(member), member.offset, member.ordinal, 1)
         except ColdError as cold:
             subscriber = member.subscriber
             assert subscriber is not None
-            self.hub.warm(cold, lambda: self._go_on_with(member, subscriber))
+            warm(self._runner, cold, lambda: self._go_on_with(channel, member, subscriber))
             return
         if scan.messages or scan.lost:
             member.is_signalled = True
             assert member.subscriber is not None
-            member.subscriber.signal(self.name)
+            member.subscriber.signal(channel.name)
         else:
             member.fetched([], scan.offset, scan.ordinal)
 
-    def _batch(self, scan: _Scan) -> Batch:
-        more = scan.offset < self.topic.end_offset
-        return Batch(self.name, scan.messages, more=more, lost=scan.lost)
+    # Fetching
 
-    def _scan(self, skipped: bytes, offset: int, ordinal: int, messages_max: int) -> _Scan:
+    def fetch(self, channel: Channel, member: Member, messages_max: int, answer: TakeBatch) -> None:
+        if member.is_joining:
+            channel.after_changes(partial(self.fetch, channel, member, messages_max, answer))
+            return
+        try:
+            scan = self._scan(channel, _own(member), member.offset, member.ordinal, messages_max)
+        except ColdError as cold:
+            again = partial(self.fetch, channel, member, messages_max, answer)
+            warm(self._runner, cold, again)
+            return
+        member.fetched(scan.sent, scan.offset, scan.ordinal)
+        answer(_batch(channel, scan))
+
+    def fetch_from(
+        self, channel: Channel, offset: int, messages_max: int, answer: TakeBatch, refuse: Refuse
+    ) -> None:
+        topic = channel.topic
+        if offset < topic.start_offset:
+            text = (
+                f"messages behind offset {offset} of channel {channel.name!r} are gone: join again"
+            )
+            refuse(ChannelError("not-joined", text))
+            return
+        try:
+            at = self._store.locate_offset(topic, offset) if topic.exists else topic.end
+            if at.offset != offset:
+                text = f"no message of channel {channel.name!r} ends at offset {offset}"
+                refuse(ChannelError("bad-offset", text))
+                return
+            scan = self._scan(channel, b"", offset, at.ordinal, messages_max)
+        except ColdError as cold:
+            again = partial(self.fetch_from, channel, offset, messages_max, answer, refuse)
+            warm(self._runner, cold, again)
+            return
+        answer(_batch(channel, scan))
+
+    def _scan(
+        self, channel: Channel, skipped: bytes, offset: int, ordinal: int, messages_max: int
+    ) -> _Scan:
         """Read the messages for a member from a position on, up to the limits of a batch.
 
         Messages that begin with `skipped` are not for the member, unless `skipped` is empty. They do not
         count towards the limits.
         """
-        topic = self.topic
-        reader = self.hub.store.reader(topic)
+        topic = channel.topic
+        reader = self._store.reader(topic)
         messages: list[OutgoingMessage] = []
         sent: list[Transmitted] = []
         size = lost = 0
@@ -181,24 +209,20 @@ class Receiving(ChannelState):
     # Acknowledging
 
     def ack(
-        self,
-        member: Member,
-        offset: int,
-        answer: Callable[[int], None],
-        refuse: Callable[[ChannelError], None],
+        self, channel: Channel, member: Member, offset: int, answer: TakeOffset, refuse: Refuse
     ) -> None:
         known = member.find_sent(offset)
         if known is not None:
-            self._acknowledge(member, known.step_offset, known.step_ordinal, answer)
+            self._acknowledge(channel, member, known.step_offset, known.step_ordinal, answer)
             return
         if member.is_joining:
-            self.after_changes(partial(self.ack, member, offset, answer, refuse))
+            channel.after_changes(partial(self.ack, channel, member, offset, answer, refuse))
             return
         # If this is False, the offset may acknowledge a snapshot after which the member has sent messages.
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
-        if offset <= member.offset and (is_confirmed or offset < self.topic.start_offset):
-            self._answer_with_cursor(member, answer)
-            self.hub.look_later(self)  # the member's own messages may have moved its cursor
+        if offset <= member.offset and (is_confirmed or offset < channel.topic.start_offset):
+            _answer_with_cursor(channel, member, answer)
+            self._agenda.trim_soon(channel)  # the member's own messages may have moved its cursor
             return
 
         def look() -> None:
@@ -206,16 +230,16 @@ class Receiving(ChannelState):
                 refuse(ChannelError("not-joined", f"{member.name!r} has left meanwhile"))
                 return
             try:
-                found = self._boundary(member, offset)
+                found = self._boundary(channel, member, offset)
             except ColdError as cold:
-                self.hub.warm(cold, look)
+                warm(self._runner, cold, look)
                 return
             if found is None:
                 refuse(
                     ChannelError(
                         "bad-offset",
                         f"no message that {member.name!r} may acknowledge ends at offset {offset} "
-                        f"of channel {self.name!r}",
+                        f"of channel {channel.name!r}",
                     )
                 )
             elif found.offset < member.offset:
@@ -223,35 +247,30 @@ class Receiving(ChannelState):
                     # The connection began ahead of the cursor. Now the cursor follows.
                     member.acked = found.offset, found.ordinal
                     member.standing = Standing.MEMBER
-                    self.write([self.note(member)], partial(answer, found.offset))
-                    self.hub.look_later(self)
+                    channel.write(
+                        [self._leases.note(channel, member)], partial(answer, found.offset)
+                    )
+                    self._agenda.trim_soon(channel)
                 else:
-                    self._answer_with_cursor(member, answer)
+                    _answer_with_cursor(channel, member, answer)
             else:
-                self._acknowledge(member, found.offset, found.ordinal, answer)
+                self._acknowledge(channel, member, found.offset, found.ordinal, answer)
 
         look()
 
-    def _answer_with_cursor(self, member: Member, answer: Callable[[int], None]) -> None:
-        """Answer a repeated acknowledgement when the cursor is durable."""
-        # The answer is the cursor as it is now: later moves may not be durable when this is answered.
-        cursor = member.confirmed[0]
-        self.after_changes(lambda: answer(cursor))
-
-    def _boundary(self, member: Member, offset: int) -> Position | None:
+    def _boundary(self, channel: Channel, member: Member, offset: int) -> Position | None:
         """Return the position after the message that ends at `offset` and the member's own that follow."""
-        topic = self.topic
+        topic = channel.topic
         if offset > topic.end_offset or offset < topic.start_offset:
             return None
-        store = self.hub.store
-        at = store.locate_offset(topic, offset)
+        at = self._store.locate_offset(topic, offset)
         if at.offset != offset:
             return None
         if member.gets_own:
             return at  # the member gets its own messages like all others
         prefix = prefix_of(member.name.encode())
         here, ordinal = at.offset, at.ordinal
-        reader = store.reader(topic)
+        reader = self._store.reader(topic)
         while here < topic.end_offset:
             chunk = reader.read(here, BATCH_BYTES_MAX)
             for run in chunk.runs:
@@ -266,63 +285,44 @@ class Receiving(ChannelState):
         return Position(topic.epoch, here, ordinal)
 
     def _acknowledge(
-        self, member: Member, offset: int, ordinal: int, answer: Callable[[int], None]
+        self, channel: Channel, member: Member, offset: int, ordinal: int, answer: TakeOffset
     ) -> None:
-        hub = self.hub
         member.acknowledge(offset, ordinal)
-        member.seen_ms = hub.now_ms
-        self.write([self.note(member)], partial(self._acknowledged, member, offset, answer))
-        hub.look_later(self)
+        member.seen_ms = self._clock.now_ms
+        done = partial(self._acknowledged, channel, member, offset, answer)
+        channel.write([self._leases.note(channel, member)], done)
+        self._agenda.trim_soon(channel)
 
-    def _acknowledged(self, member: Member, offset: int, answer: Callable[[int], None]) -> None:
+    def _acknowledged(
+        self, channel: Channel, member: Member, offset: int, answer: TakeOffset
+    ) -> None:
         answer(offset)
         if member.receive is Receive.SIGNAL:
             member.is_signalled = False
-            self.go_on(member)
-        elif member.next_offset < self.topic.end_offset:
-            self.go_on(member)
+            self.go_on(channel, member)
+        elif member.next_offset < channel.topic.end_offset:
+            self.go_on(channel, member)
 
-    # Calls from the store
 
-    def committed(self, one: Appended) -> None:
-        """Send new messages to members. Those that have everything before them share one batch."""
-        shared: Batch | None = None
-        count = len(one.records)
-        is_long = count > BATCH_MESSAGES_MAX or one.end - one.offset > BATCH_BYTES_MAX
-        for member in list(self.members.values()):
-            subscriber = member.subscriber
-            if subscriber is None or member.next_offset < 0:
-                continue
-            if member.receive is Receive.SIGNAL:
-                self._signal(member)
-            elif member.receive is Receive.PUSH:
-                if member.next_offset != one.offset or is_long or count > member.room:
-                    if member.next_offset < one.end:
-                        self.go_on(member)
-                    continue
-                if shared is None:
-                    shared = self._new_messages(one)
-                if not member.gets_own and _has_own(shared, member):
-                    self.go_on(member)
-                elif subscriber.messages(self.name, shared):
-                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
-                    member.transmitted(
-                        [
-                            Transmitted(message.offset, message.offset, ordinal)
-                            for message, ordinal in zip(shared.messages, ordinals, strict=True)
-                        ],
-                        one.end,
-                        ordinals.stop - 1,
-                    )
-        self.wake()
+def _new_messages(channel: Channel, one: Appended) -> Batch:
+    messages: list[OutgoingMessage] = []
+    offset = one.offset
+    for record in one.records:
+        offset += len(record)
+        messages.append(OutgoingMessage(offset, one.ms, record[RECORD_HEADER_BYTES:]))
+    return Batch(channel.name, messages, more=one.end < channel.topic.end_offset)
 
-    def _new_messages(self, one: Appended) -> Batch:
-        messages: list[OutgoingMessage] = []
-        offset = one.offset
-        for record in one.records:
-            offset += len(record)
-            messages.append(OutgoingMessage(offset, one.ms, record[RECORD_HEADER_BYTES:]))
-        return Batch(self.name, messages, more=one.end < self.topic.end_offset)
+
+def _batch(channel: Channel, scan: _Scan) -> Batch:
+    more = scan.offset < channel.topic.end_offset
+    return Batch(channel.name, scan.messages, more=more, lost=scan.lost)
+
+
+def _answer_with_cursor(channel: Channel, member: Member, answer: TakeOffset) -> None:
+    """Answer a repeated acknowledgement when the cursor is durable."""
+    # The answer is the cursor as it is now: later moves may not be durable when this is answered.
+    cursor = member.confirmed[0]
+    channel.after_changes(lambda: answer(cursor))
 
 
 def _own(member: Member) -> bytes:

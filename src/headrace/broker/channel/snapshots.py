@@ -1,11 +1,47 @@
-"""Storage of channel snapshots: the interface, and snapshots as notes of the store, beside the logs."""
+"""Snapshots and states of channels: where they are stored, how they are computed, and uploads of processors.
 
+The present state of a channel is its snapshot with later messages folded in. A computed state is kept while
+its channel is in memory, so that the next one only needs the messages since then. If the reducer is
+`uploaded`, processors compute states themselves, and the last upload is the state.
+"""
+
+import logging
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple, Protocol
 
-from headrace.broker.channel import notes as notes
-from headrace.broker.channel.notes import StoredSnapshot, read_snapshot
-from headrace.log.store import Store
+from headrace.broker.channel import notes
+from headrace.broker.channel.channel import (
+    Agenda,
+    Channel,
+    Clock,
+    Done,
+    Failed,
+    Loaded,
+    Refuse,
+    warm,
+)
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.errors import ChannelError
+from headrace.log.records import split_records
+from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.model import RECORD_HEADER_BYTES, Position
+from headrace.payload.channel import BadMessageError, Content, StoredMessage, decode_message
+from headrace.payload.reducers import STATE_BYTES_MAX, CannotFoldError
+from headrace.printing import quoted
+
+logger = logging.getLogger(__name__)
+
+STATES_BYTES_MAX = 64 << 20
+"""Bytes of all states that are kept in memory."""
+
+_READ_BYTES = 1 << 18
+_FOLDED_HERE_BYTES = 1 << 14
+"""Size of state and messages up to which they are folded without a thread. Most channels have less."""
+
+NOTHING = Content(b"null", True)
+"""Content of a state without any message. Code compares it by identity."""
 
 OLDER_MAX = 20
 """Snapshots that are read in one step: each may have a megabyte."""
@@ -21,68 +57,40 @@ class Snapshots(Protocol):
     are_notes: bool
     """True if snapshots are stored with a change of the store, and not by `save`."""
 
-    def load(
-        self,
-        channel: str,
-        done: Callable[[StoredSnapshot | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def load(self, channel: str, done: Loaded, failed: Failed) -> None:
         """Load a snapshot. May call back at once, and with a snapshot that is still being stored."""
 
-    def save(
-        self,
-        channel: str,
-        snapshot: StoredSnapshot,
-        done: Callable[[], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def save(self, channel: str, snapshot: StoredSnapshot, done: Done, failed: Failed) -> None:
         """Store a snapshot unless there is one of a later offset; `done` is called when it is durable."""
 
-    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def remove(self, channel: str, done: Done, failed: Failed) -> None:
         """Delete a snapshot; `done` is called when that is durable. Notes are deleted by a change instead."""
 
     def older(
-        self,
-        before_ms: int,
-        after: str,
-        done: Callable[[Older], None],
-        failed: Callable[[str], None],
+        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
     ) -> None:
         """Find some channels whose snapshots were stored before `before_ms`, in the order of their names."""
 
 
 class NotedSnapshots:
+    """Snapshots as notes of the store, beside the logs."""
+
     are_notes = True
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    def load(
-        self,
-        channel: str,
-        done: Callable[[StoredSnapshot | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
-        done(read_snapshot(self._store, channel))
+    def load(self, channel: str, done: Loaded, failed: Failed) -> None:
+        done(notes.read_snapshot(self._store, channel))
 
-    def save(
-        self,
-        channel: str,
-        snapshot: StoredSnapshot,
-        done: Callable[[], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def save(self, channel: str, snapshot: StoredSnapshot, done: Done, failed: Failed) -> None:
         raise NotImplementedError
 
-    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def remove(self, channel: str, done: Done, failed: Failed) -> None:
         raise NotImplementedError
 
     def older(
-        self,
-        before_ms: int,
-        after: str,
-        done: Callable[[Older], None],
-        failed: Callable[[str], None],
+        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
     ) -> None:
         first = notes.begin(notes.SNAPSHOT, "")
         begin = notes.past(notes.SNAPSHOT, after) if after else first
@@ -91,3 +99,286 @@ class NotedSnapshots:
         snapshots = [notes.snapshot_of(note) for note in found]
         old = [name for name, one in zip(names, snapshots, strict=True) if one.ms < before_ms]
         done(Older(old, names[-1] if len(names) == OLDER_MAX else None))
+
+
+class States:
+    """States of all channels. Only jobs of a channel load them, so that its log is not trimmed meanwhile."""
+
+    def __init__(
+        self, store: Store, runner: Runner, snapshots: Snapshots, clock: Clock, agenda: Agenda
+    ) -> None:
+        self._store = store
+        self._runner = runner
+        self._snapshots = snapshots
+        self._clock = clock
+        self._agenda = agenda
+        self.recent = RecentStates()
+
+    def load(self, channel: Channel, done: Loaded, failed: Failed) -> None:
+        """Load the snapshot of the log's present life; of any life if states outlive the log."""
+
+        def loaded(found: StoredSnapshot | None) -> None:
+            topic = channel.topic
+            is_over = not topic.exists or (found is not None and found.epoch < topic.epoch)
+            done(None if is_over and not channel.rule.persist else found)
+
+        self._snapshots.load(channel.name, loaded, failed)
+
+    def load_any(self, channel: Channel, done: Loaded, failed: Failed) -> None:
+        """Load the stored snapshot of a channel, whatever life of the log it is of."""
+        self._snapshots.load(channel.name, done, failed)
+
+    def compute(
+        self, channel: Channel, done: Callable[[StoredSnapshot], None], failed: Failed
+    ) -> None:
+        """Compute the state after all messages; with the reducer `uploaded`, load the last upload."""
+        assert channel.is_busy
+
+        def loaded(snapshot: StoredSnapshot | None) -> None:
+            topic = channel.topic
+            if channel.rule.reducer.is_uploaded:
+                is_whole = snapshot is not None and snapshot.offset >= topic.start_offset
+                done(snapshot if snapshot is not None and is_whole else self._empty(topic.start))
+                return
+            known = self.recent.get(channel)
+            if known is not None and (snapshot is None or known.offset > snapshot.offset):
+                snapshot = known
+            end = topic.end
+            if snapshot is not None and snapshot.offset >= end.offset:
+                done(snapshot)
+            else:
+                self.fold(channel, snapshot, end, folded, failed)
+
+        def folded(state: StoredSnapshot) -> None:
+            self.recent.put(channel, state)
+            done(state)
+
+        self.load(channel, loaded, failed)
+
+    def show(self, channel: Channel, done: Loaded, failed: Failed) -> None:
+        """Compute the state for a caller outside the channel; `done` gets it when it is durable."""
+        if channel.hold(lambda: self.show(channel, done, failed)):
+            return
+
+        def made(state: StoredSnapshot) -> None:
+            channel.after_changes(lambda: done(None if state.content is NOTHING else state))
+            channel.job_done()
+
+        def not_made(reason: str) -> None:
+            failed(reason)
+            channel.job_done()
+
+        channel.is_busy = True
+        self.compute(channel, made, not_made)
+
+    def _empty(self, at: Position) -> StoredSnapshot:
+        return StoredSnapshot(at.epoch, at.offset, at.ordinal, self._clock.read_ms(), NOTHING)
+
+    def fold(
+        self,
+        channel: Channel,
+        snapshot: StoredSnapshot | None,
+        until: Position,
+        done: Callable[[StoredSnapshot], None],
+        failed: Failed,
+    ) -> None:
+        """Fold the messages after a snapshot, up to a position."""
+        fold = _Fold(self._store, self._runner, self._clock, channel, snapshot, until, done, failed)
+        fold.go_on()
+
+    def save(
+        self,
+        channel: Channel,
+        snapshot: StoredSnapshot,
+        done: Callable[[list[Note]], None],
+        failed: Failed,
+    ) -> None:
+        """Store a snapshot before its messages are forgotten.
+
+        `done` gets the notes that the caller's next commit must contain: if snapshots are notes, this commit
+        stores them.
+        """
+        if not self._snapshots.are_notes:
+            self._snapshots.save(channel.name, snapshot, lambda: done([]), failed)
+            return
+        note, limit = notes.snapshot_note(channel.name, snapshot), self._store.note_bytes_max
+        size = len(note.key) + len(note.value or b"")
+        if size > limit:
+            failed(f"the state takes {size} bytes as a note, and a note may take {limit}")
+        else:
+            done([note])
+
+    def remove(self, channel: Channel, done: Done, failed: Failed) -> None:
+        """Delete a snapshot from its database. If it is a note, the caller's next commit deletes it."""
+        if self._snapshots.are_notes:
+            done()
+        else:
+            self._snapshots.remove(channel.name, done, failed)
+
+    def upload(
+        self,
+        channel: Channel,
+        offset: int,
+        content: Content,
+        answer: Callable[[int], None],
+        refuse: Refuse,
+    ) -> None:
+        """Store the state after all messages up to `offset`; `answer` gets the offset of the stored state.
+
+        A state of an earlier offset never replaces a state of a later one. Raises ChannelError.
+        """
+        reducer = channel.rule.reducer
+        if not reducer.is_uploaded:
+            text = f"channel {channel.name!r} has the reducer {reducer.name!r}: the server folds it"
+            raise ChannelError("not-uploaded", text)
+        limit = min(STATE_BYTES_MAX, self._store.note_bytes_max - 512)
+        if len(content.data) > limit:
+            text = f"a state may have {limit} bytes, this one has {len(content.data)}"
+            raise ChannelError("too-large", text)
+        if channel.hold(lambda: self.upload(channel, offset, content, answer, refuse)):
+            return
+        channel.is_busy = True
+
+        def failed(reason: str) -> None:
+            refuse(ChannelError("unavailable", f"the snapshots cannot be read: {reason}"))
+            channel.job_done()
+
+        def loaded(known: StoredSnapshot | None) -> None:
+            if known is not None and known.offset >= offset:
+                answer(known.offset)
+                channel.job_done()
+                return
+            try:
+                at = self._store.locate_offset(channel.topic, offset)
+            except ColdError as cold:
+                warm(self._runner, cold, lambda: loaded(known))
+                return
+            if at.offset != offset:
+                text = f"no message of channel {channel.name!r} ends at offset {offset}"
+                refuse(ChannelError("bad-offset", text))
+                channel.job_done()
+                return
+            now_ms = self._clock.read_ms()
+            snapshot = StoredSnapshot(at.epoch, at.offset, at.ordinal, now_ms, content)
+            if self._snapshots.are_notes:
+                channel.write([notes.snapshot_note(channel.name, snapshot)], done)
+            else:
+                self._snapshots.save(channel.name, snapshot, done, failed)
+
+        def done() -> None:
+            answer(offset)
+            self._agenda.trim_soon(channel)
+            channel.job_done()
+
+        self.load(channel, loaded, failed)
+
+
+class RecentStates:
+    """Recently computed states of channels in memory. New states replace the oldest ones."""
+
+    def __init__(self, bytes_max: int = STATES_BYTES_MAX) -> None:
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._states: OrderedDict[Channel, StoredSnapshot] = OrderedDict()
+
+    def get(self, channel: Channel) -> StoredSnapshot | None:
+        return self._states.get(channel)
+
+    def put(self, channel: Channel, state: StoredSnapshot) -> None:
+        self.drop(channel)
+        self._states[channel] = state
+        self._bytes += len(state.content.data)
+        while self._bytes > self._bytes_max:
+            self.drop(next(iter(self._states)))
+
+    def drop(self, channel: Channel) -> None:
+        known = self._states.pop(channel, None)
+        if known is not None:
+            self._bytes -= len(known.content.data)
+
+
+class _Fold:
+    """Folds the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
+
+    def __init__(
+        self,
+        store: Store,
+        runner: Runner,
+        clock: Clock,
+        channel: Channel,
+        snapshot: StoredSnapshot | None,
+        until: Position,
+        done: Callable[[StoredSnapshot], None],
+        failed: Failed,
+    ) -> None:
+        self._runner = runner
+        self._clock = clock
+        self._channel = channel
+        self._failed = failed
+        self._state = snapshot.content if snapshot is not None else None
+        self._until = until
+        self._done = done
+        start = channel.topic.start_offset
+        self._offset = max(snapshot.offset, start) if snapshot is not None else start
+        self._reader = store.reader(channel.topic)
+
+    def go_on(self) -> None:
+        reducer = self._channel.rule.reducer
+        try:
+            messages, size = self._read()
+        except ColdError as cold:
+            warm(self._runner, cold, self.go_on)
+            return
+        work = partial(reducer.fold, self._state, messages)
+        # A large state is decoded and encoded again, even for a few messages.
+        if size + len(self._state.data if self._state else b"") <= _FOLDED_HERE_BYTES:
+            self._folded(_attempt(work))
+        else:
+            self._runner.background(partial(_attempt, work), self._folded)
+
+    def _folded(self, state: Content | BaseException | None) -> None:
+        channel = self._channel
+        if isinstance(state, BaseException):
+            self._failed(f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
+            return
+        self._state = state
+        if self._offset < self._until.offset:
+            self._runner.soon(self.go_on)
+            return
+        at = self._until
+        content = state if state is not None else NOTHING
+        self._done(StoredSnapshot(at.epoch, at.offset, at.ordinal, self._clock.read_ms(), content))
+
+    def _read(self) -> tuple[list[StoredMessage], int]:
+        """Return the next messages and their size in bytes.
+
+        Damaged records, which the store reports, and records that are not messages are skipped.
+        """
+        messages: list[StoredMessage] = []
+        chunk = self._reader.read(self._offset, _READ_BYTES)
+        size = 0
+        for run in chunk.runs:
+            at = run.offset
+            for record in split_records(run.data, run.record_count):
+                at += len(record)
+                if at > self._until.offset:
+                    break
+                size += len(record)
+                try:
+                    messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
+                except BadMessageError as error:
+                    name = quoted(self._channel.name)
+                    logger.error(
+                        "channel %s: a record is no message and is skipped: %s", name, error
+                    )
+        self._offset = (
+            max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset
+        )
+        return messages, size
+
+
+def _attempt(work: Callable[[], Content | None]) -> Content | BaseException | None:
+    try:
+        return work()
+    except CannotFoldError as error:
+        return error

@@ -1,4 +1,4 @@
-"""Jobs that shorten the log of a channel: folding into the snapshot, trimming, destroying.
+"""Jobs that shorten the log of a channel: trimming, destruction, and expiry of the last state.
 
     look ──▶ snapshot loaded ──▶ folded, a block at a time ──▶ stored ──▶ trimmed or destroyed
 
@@ -7,15 +7,16 @@ forgets them; if snapshots are notes of the store, in the same commit.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker.channel import notes as notes
-from headrace.broker.channel.core import ChannelState
+from headrace.broker.channel import notes
+from headrace.broker.channel.channel import Agenda, Channel, Clock, Done, Failed, nothing
+from headrace.broker.channel.membership import Leases
 from headrace.broker.channel.notes import End, StoredSnapshot
-from headrace.broker.channel.state import Fold
-from headrace.log.store import Hold, Note, waited_for
+from headrace.broker.channel.snapshots import States
+from headrace.log.store import Hold, Note, Store, waited_for
 from headrace.model import Position
 from headrace.printing import quoted
 
@@ -35,239 +36,234 @@ class _Goal(NamedTuple):
     """True if the log is destroyed there."""
 
 
-def look(channel: ChannelState, now_ms: int) -> None:
-    """Trim or destroy the log, as far as no member or reader needs it."""
-    if channel.hold(lambda: look(channel, channel.hub.clock_ms())):
-        return
-    goal = _goal(channel, now_ms)
-    if goal is None:
-        channel.trouble = ""
-        return
-    channel.is_busy = True
-    channel.load_snapshot(partial(_loaded, channel, goal), partial(_failed, channel))
+class LogTrimming:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        leases: Leases,
+        states: States,
+        agenda: Agenda,
+        *,
+        remember_ms: int,
+        snapshot_age_ms: int,
+        count: Callable[[str], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._leases = leases
+        self._states = states
+        self._agenda = agenda
+        self._remember_ms = remember_ms
+        self._snapshot_age_ms = snapshot_age_ms
+        self._count = count
 
+    def look(self, channel: Channel, now_ms: int) -> None:
+        """Trim or destroy the log, as far as no member or reader needs it."""
+        if channel.hold(lambda: self.look(channel, self._clock.read_ms())):
+            return
+        goal = self._goal(channel, now_ms)
+        if goal is None:
+            channel.trouble = ""
+            return
+        channel.is_busy = True
+        loaded, failed = partial(self._loaded, channel, goal), partial(self._failed, channel)
+        self._states.load(channel, loaded, failed)
 
-def is_due(channel: ChannelState, now_ms: int) -> bool:
-    schedule = channel.schedule
-    return schedule is not None and 0 < schedule.due_ms <= now_ms and not channel.present
+    def needed(self, channel: Channel, now_ms: int) -> Position:
+        """Return the position from which a member or reader needs the log; its end if none does."""
+        topic = channel.topic
+        offset, ordinal = topic.end_offset, topic.end_ordinal
+        for member in channel.members.values():
+            if not self._leases.holds(channel, member, now_ms):
+                continue
+            if member.offset < offset:
+                offset, ordinal = member.offset, member.ordinal
+            # The connection may be ahead of the cursor, where the member continues the next time.
+            if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
+                offset, ordinal = member.acked
+        for hold in self._readers(channel):
+            if hold.position.offset < offset:
+                offset, ordinal = hold.position.offset, hold.position.ordinal
+        return Position(topic.epoch, offset, ordinal)
 
+    def _readers(self, channel: Channel) -> list[Hold]:
+        readers = channel.rule.wait_for
+        return waited_for(self._store, channel.topic, readers) if readers else []
 
-def _goal(channel: ChannelState, now_ms: int) -> _Goal | None:
-    topic = channel.topic
-    if not topic.exists:
-        if is_due(channel, now_ms) and not channel.has_unwritten:
-            channel.schedule = None
-            channel.change(lambda: None, changed=[notes.no_schedule(channel.name)])
-        return None
-    if is_due(channel, now_ms):
-        if not channel.has_unwritten:
-            if all(hold.position.offset >= topic.end_offset for hold in _readers(channel)):
-                return _Goal(topic.end, True)
-            _postpone(channel)
-        return None
-    position = needed(channel, now_ms)
-    return _Goal(position, False) if position.offset > topic.start_offset else None
+    # The steps of a trim
 
+    def _goal(self, channel: Channel, now_ms: int) -> _Goal | None:
+        topic = channel.topic
+        if not topic.exists:
+            if channel.is_due(now_ms) and not channel.has_unwritten:
+                channel.schedule = None
+                channel.write([notes.no_schedule(channel.name)], nothing)
+            return None
+        if channel.is_due(now_ms):
+            if not channel.has_unwritten:
+                if all(hold.position.offset >= topic.end_offset for hold in self._readers(channel)):
+                    return _Goal(topic.end, True)
+                self._postpone(channel)
+            return None
+        position = self.needed(channel, now_ms)
+        return _Goal(position, False) if position.offset > topic.start_offset else None
 
-def needed(channel: ChannelState, now_ms: int) -> Position:
-    """Return the position from which a member or reader needs the log; its end if none does."""
-    topic = channel.topic
-    offset, ordinal = topic.end_offset, topic.end_ordinal
-    for member in channel.members.values():
-        if not channel.holds(member, now_ms):
-            continue
-        if member.offset < offset:
-            offset, ordinal = member.offset, member.ordinal
-        # The connection may be ahead of the cursor, where the member continues the next time.
-        if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
-            offset, ordinal = member.acked
-    for hold in _readers(channel):
-        if hold.position.offset < offset:
-            offset, ordinal = hold.position.offset, hold.position.ordinal
-    return Position(topic.epoch, offset, ordinal)
-
-
-def _readers(channel: ChannelState) -> list[Hold]:
-    readers = channel.rule.wait_for
-    return waited_for(channel.hub.store, channel.topic, readers) if readers else []
-
-
-def _loaded(channel: ChannelState, goal: _Goal, snapshot: StoredSnapshot | None) -> None:
-    start = channel.topic.start
-    if goal.is_end and not channel.rule.persist:
-        _shorten(channel, goal, notes.no_snapshot(channel.name))
-        return
-    if channel.rule.reducer.is_uploaded:
-        covered = Position(start.epoch, snapshot.offset, snapshot.ordinal) if snapshot else start
-        if covered.offset < goal.position.offset:
-            goal = _Goal(covered, False)
-    elif snapshot is None or snapshot.offset < goal.position.offset:
-        folded, failed = partial(_folded, channel, goal), partial(_failed, channel)
-        Fold(channel, snapshot, goal.position, folded, failed).go_on()
-        return
-    if goal.is_end and snapshot is not None and channel.hub.snapshot_age_ms:
-        # The age of the snapshot counts from the end of the log.
-        _folded(channel, goal, snapshot._replace(ms=channel.hub.clock_ms()))
-    else:
-        _shorten(channel, goal)
-
-
-def _folded(channel: ChannelState, goal: _Goal, snapshot: StoredSnapshot) -> None:
-    snapshots = channel.hub.snapshots
-    if snapshots.are_notes:
-        note, limit = notes.snapshot_note(channel.name, snapshot), channel.hub.store.note_bytes_max
-        size = len(note.key) + len(note.value or b"")
-        if size > limit:
-            _failed(channel, f"the state takes {size} bytes with its place, and may take {limit}")
+    def _loaded(self, channel: Channel, goal: _Goal, snapshot: StoredSnapshot | None) -> None:
+        start = channel.topic.start
+        if goal.is_end and not channel.rule.persist:
+            self._shorten(channel, goal, [notes.no_snapshot(channel.name)])
+            return
+        if channel.rule.reducer.is_uploaded:
+            covered = start
+            if snapshot is not None:
+                covered = Position(start.epoch, snapshot.offset, snapshot.ordinal)
+            if covered.offset < goal.position.offset:
+                goal = _Goal(covered, False)
+        elif snapshot is None or snapshot.offset < goal.position.offset:
+            folded, failed = partial(self._folded, channel, goal), partial(self._failed, channel)
+            self._states.fold(channel, snapshot, goal.position, folded, failed)
+            return
+        if goal.is_end and snapshot is not None and self._snapshot_age_ms:
+            # The age of the snapshot counts from the end of the log.
+            self._folded(channel, goal, snapshot._replace(ms=self._clock.read_ms()))
         else:
-            _shorten(channel, goal, note)
-    else:
-        snapshots.save(
-            channel.name,
-            snapshot,
-            partial(_shorten, channel, goal),
-            partial(_failed, channel),
-        )
+            self._shorten(channel, goal, [])
 
+    def _folded(self, channel: Channel, goal: _Goal, snapshot: StoredSnapshot) -> None:
+        stored, failed = partial(self._shorten, channel, goal), partial(self._failed, channel)
+        self._states.save(channel, snapshot, stored, failed)
 
-def _shorten(channel: ChannelState, goal: _Goal, snapshot: Note | None = None) -> None:
-    """Trim or destroy the log in one commit, which includes the snapshot if that is a note."""
-    hub, topic = channel.hub, channel.topic
-    channel.trouble = ""
-    changed = [snapshot] if snapshot is not None else []
-    if goal.is_end:
-        is_alive = channel.has_unwritten or topic.end_offset != goal.position.offset
-        if is_alive or not is_due(channel, hub.clock_ms()):
+    def _shorten(self, channel: Channel, goal: _Goal, changed: Sequence[Note]) -> None:
+        """Trim or destroy the log in one commit with the changed notes of the snapshot."""
+        channel.trouble = ""
+        if goal.is_end:
+            self._end(channel, goal.position, changed)
+            return
+        now_ms = self._clock.read_ms()
+        if channel.is_due(now_ms):
+            self._postpone(channel)
+        # A member whose lease had ended may have come back meanwhile, and holds the log again.
+        position, still_needed = goal.position, self.needed(channel, now_ms)
+        if still_needed.offset < position.offset:
+            position = still_needed
+        if position.offset > channel.topic.start_offset:
+            channel.write(changed, partial(self._done, channel, "trimmed"), trim=position)
+        elif changed:
+            channel.write(changed, channel.job_done)
+        else:
+            channel.job_done()
+
+    def _end(self, channel: Channel, at: Position, changed: Sequence[Note]) -> None:
+        """Destroy a log that no member has used during the grace."""
+        is_alive = channel.has_unwritten or channel.topic.end_offset != at.offset
+        if is_alive or not channel.is_due(self._clock.read_ms()):
             channel.job_done()  # a member or message has come meanwhile, or an operator keeps the log
             return
         channel.schedule = None
-        end = End(goal.position.offset, goal.position.ordinal)
-        due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
-        changed += (notes.no_schedule(channel.name), notes.end_note(channel.name, end, due_ms))
-        logger.info("channel %s: destroyed at offset %d", quoted(channel.name), end.offset)
-        hub.recent_states.drop(channel)
-        done = partial(_is_done, channel, "destroyed")
+        end_note = self._end_note(channel, End(at.offset, at.ordinal))
+        logger.info("channel %s: destroyed at offset %d", quoted(channel.name), at.offset)
+        self._states.recent.drop(channel)
+        done = partial(self._done, channel, "destroyed")
 
         def destroyed() -> None:
             # The next life of the log ignores this state, even if the database cannot delete it now.
-            _remove_snapshot(channel, done, lambda _: done())
+            self._states.remove(channel, done, lambda _: done())
 
-        is_kept = channel.rule.persist
-        channel.change(done if is_kept else destroyed, changed=changed, destroy=True)
-        return
-    now_ms = hub.clock_ms()
-    if is_due(channel, now_ms):
-        _postpone(channel)
-    # A member whose lease had ended may have come back meanwhile, and holds the log again.
-    position, still_needed = goal.position, needed(channel, now_ms)
-    if still_needed.offset < position.offset:
-        position = still_needed
-    if position.offset > topic.start_offset:
-        channel.change(partial(_is_done, channel, "trimmed"), changed=changed, trim=position)
-    elif changed:
-        channel.change(channel.job_done, changed=changed)
-    else:
+        channel.write(
+            [*changed, notes.no_schedule(channel.name), end_note],
+            done if channel.rule.persist else destroyed,
+            destroy=True,
+        )
+
+    def _end_note(self, channel: Channel, end: End) -> Note:
+        due_ms = self._clock.read_ms() + channel.rule.lease_ms + self._remember_ms
+        return notes.end_note(channel.name, end, due_ms)
+
+    def _done(self, channel: Channel, what: str) -> None:
+        self._count(f"channels_{what}_total")
         channel.job_done()
 
-
-def destroy(
-    channel: ChannelState, answer: Callable[[], None], refuse: Callable[[str], None]
-) -> None:
-    """Destroy a channel by hand: its log, its snapshot and every membership. Senders' numbers are kept."""
-    if channel.hold(lambda: destroy(channel, answer, refuse)):
-        return
-    channel.is_busy = True
-
-    def failed(reason: str) -> None:
-        refuse(reason)
+    def _failed(self, channel: Channel, reason: str) -> None:
+        if channel.trouble != reason:
+            channel.trouble = reason
+            logger.error(
+                "channel %s: the log cannot be trimmed now, and is trimmed later: %s",
+                quoted(channel.name),
+                reason,
+            )
+        if channel.is_due(self._clock.read_ms()):
+            self._postpone(channel)
+        else:
+            self._agenda.retry_trim(channel, _wait_ms(channel))
         channel.job_done()
 
-    def done() -> None:
-        channel.wake()
-        answer()
-        _is_done(channel, "destroyed")
+    def _postpone(self, channel: Channel) -> None:
+        channel.plan_destruction(self._clock.read_ms() + _wait_ms(channel))
 
-    _remove_snapshot(channel, partial(_destroy_now, channel, done), failed)
+    # Other jobs
 
-
-def _destroy_now(channel: ChannelState, done: Callable[[], None]) -> None:
-    hub, topic, name = channel.hub, channel.topic, channel.name
-    changed = [notes.no_snapshot(name), notes.no_schedule(name)]
-    for member in [one for one in channel.members.values() if one.is_member]:
-        subscriber = member.subscriber
-        member.depart()
-        member.seen_ms = hub.now_ms
-        changed.append(channel.left(member))
-        if subscriber is not None:
-            subscriber.ended(name, DESTROYED)
-    channel.present, channel.schedule, channel.trouble = 0, None, ""
-    hub.recent_states.drop(channel)
-    # Messages that are being written are destroyed too.
-    has_log = topic.exists or channel.end_offset > topic.end_offset
-    if has_log:
-        end = End(channel.end_offset, channel.end_ordinal)
-        due_ms = hub.clock_ms() + channel.rule.lease_ms + hub.remember_ms
-        changed.append(notes.end_note(name, end, due_ms))
-    logger.info("channel %s: destroyed by hand at offset %d", quoted(name), channel.end_offset)
-    channel.change(done, changed=changed, destroy=has_log)
-
-
-def expire(channel: ChannelState, before_ms: int) -> None:
-    """Delete the snapshot of a channel without a log, if it was stored before `before_ms`."""
-    if channel.hold(lambda: expire(channel, before_ms)):
-        return
-    if channel.topic.exists or channel.present or channel.has_unwritten:
-        return
-    channel.is_busy = True
-
-    def loaded(snapshot: StoredSnapshot | None) -> None:
-        if snapshot is None or snapshot.ms >= before_ms:
-            channel.job_done()
+    def destroy(self, channel: Channel, answer: Done, refuse: Failed) -> None:
+        """Destroy a channel by hand: its log, its snapshot and every membership."""
+        if channel.hold(lambda: self.destroy(channel, answer, refuse)):
             return
-        _remove_snapshot(channel, removed, failed)
+        channel.is_busy = True
 
-    def removed() -> None:
-        channel.hub.recent_states.drop(channel)
-        logger.info("channel %s: its last state has expired", quoted(channel.name))
-        done = partial(_is_done, channel, "states_expired")
-        channel.change(done, changed=[notes.no_snapshot(channel.name)])
+        def failed(reason: str) -> None:
+            refuse(reason)
+            channel.job_done()
 
-    def failed(reason: str) -> None:
-        channel.job_done()  # the next round tries again
+        def done() -> None:
+            channel.wake()
+            answer()
+            self._done(channel, "destroyed")
 
-    channel.hub.snapshots.load(channel.name, loaded, failed)
+        self._states.remove(channel, partial(self._destroy_now, channel, done), failed)
+
+    def _destroy_now(self, channel: Channel, done: Done) -> None:
+        topic, name = channel.topic, channel.name
+        changed = [notes.no_snapshot(name), notes.no_schedule(name)]
+        for member in [one for one in channel.members.values() if one.is_member]:
+            subscriber = member.subscriber
+            member.depart()
+            member.seen_ms = self._clock.now_ms
+            changed.append(self._leases.end(channel, member))
+            if subscriber is not None:
+                subscriber.ended(name, DESTROYED)
+        channel.present, channel.schedule, channel.trouble = 0, None, ""
+        self._states.recent.drop(channel)
+        # Messages that are being written are destroyed too.
+        has_log = topic.exists or channel.end_offset > topic.end_offset
+        if has_log:
+            changed.append(self._end_note(channel, End(channel.end_offset, channel.end_ordinal)))
+        logger.info("channel %s: destroyed by hand at offset %d", quoted(name), channel.end_offset)
+        channel.write(changed, done, destroy=has_log)
+
+    def expire(self, channel: Channel, before_ms: int) -> None:
+        """Delete the snapshot of a channel without a log, if it was stored before `before_ms`."""
+        if channel.hold(lambda: self.expire(channel, before_ms)):
+            return
+        if channel.topic.exists or channel.present or channel.has_unwritten:
+            return
+        channel.is_busy = True
+
+        def loaded(snapshot: StoredSnapshot | None) -> None:
+            if snapshot is None or snapshot.ms >= before_ms:
+                channel.job_done()
+            else:
+                self._states.remove(channel, removed, failed)
+
+        def removed() -> None:
+            self._states.recent.drop(channel)
+            logger.info("channel %s: its last state has expired", quoted(channel.name))
+            done = partial(self._done, channel, "states_expired")
+            channel.write([notes.no_snapshot(channel.name)], done)
+
+        def failed(reason: str) -> None:
+            channel.job_done()  # the next round tries again
+
+        self._states.load_any(channel, loaded, failed)
 
 
-def _remove_snapshot(
-    channel: ChannelState, done: Callable[[], None], failed: Callable[[str], None]
-) -> None:
-    """Delete the snapshot from the database, if it is in one. The change that follows deletes its note."""
-    snapshots = channel.hub.snapshots
-    if snapshots.are_notes:
-        done()
-    else:
-        snapshots.remove(channel.name, done, failed)
-
-
-def _is_done(channel: ChannelState, what: str) -> None:
-    channel.hub.count(f"channels_{what}_total")
-    channel.job_done()
-
-
-def _failed(channel: ChannelState, reason: str) -> None:
-    if channel.trouble != reason:
-        channel.trouble = reason
-        logger.error("channel %s: nothing is forgotten for now: %s", quoted(channel.name), reason)
-    if is_due(channel, channel.hub.clock_ms()):
-        _postpone(channel)
-    else:
-        channel.hub.look_again(channel, _wait_ms(channel))
-    channel.job_done()
-
-
-def _postpone(channel: ChannelState) -> None:
-    channel.plan_destruction(channel.hub.clock_ms() + _wait_ms(channel))
-
-
-def _wait_ms(channel: ChannelState) -> int:
+def _wait_ms(channel: Channel) -> int:
     return min(RETRY_MS, max(1, channel.rule.grace_ms))

@@ -10,15 +10,12 @@ from typing import Any
 
 from msgspec import UNSET
 
-from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.channel import Accepted, Channel, Joined
 from headrace.broker.channel.hub import Channels, check_channel_name
-from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Member, Receive
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.sending import Accepted
-from headrace.broker.channel.uploads import upload
 from headrace.config.protocols import ChannelSettings
+from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.channel.subscriber import ChannelSubscriber
 from headrace.server.connection import Connections, Pause
@@ -200,8 +197,7 @@ class ChannelConnection(ChannelSubscriber):
                 self._fetch(*self._member(name), message, refuse, done)
             else:
                 assert request.content is not None
-                upload(
-                    self._member(name)[0],
+                self._member(name)[0].upload(
                     message.offset,
                     request.content,
                     lambda kept: say({"type": "uploaded", "channel": name, "offset": kept}),

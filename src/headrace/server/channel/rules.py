@@ -3,7 +3,8 @@
 from collections.abc import Callable
 from functools import cache
 
-from headrace.broker.channel.hub import ChannelRule, Channels
+from headrace.broker.channel.channel import ChannelRule
+from headrace.broker.channel.hub import Channels
 from headrace.broker.channel.snapshots import Snapshots
 from headrace.config.protocols import LastState
 from headrace.config.settings import Config

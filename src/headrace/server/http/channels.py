@@ -12,17 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.broker.channel import report as report
-from headrace.broker.channel import trimming as jobs
-from headrace.broker.channel.channel import Channel
-from headrace.broker.channel.errors import ChannelError
+from headrace.broker.channel.channel import Accepted, Channel, Joined
 from headrace.broker.channel.hub import Channels, check_channel_name
-from headrace.broker.channel.joining import Joined
 from headrace.broker.channel.member import Batch, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.sending import Accepted
-from headrace.broker.channel.uploads import upload
-from headrace.errors import StoreFailedError
+from headrace.errors import ChannelError, StoreFailedError
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.payload.channel import (
     NUMBER_MAX,
@@ -227,8 +221,8 @@ class ChannelsApi:
         limit = min(_number(request, "limit", CHANNELS_LISTED_MAX), CHANNELS_LISTED_MAX)
         if not limit:
             raise _bad("limit must be at least 1")
-        found = report.names(
-            self._channels.store, query.get("prefix", ""), query.get("after", ""), limit + 1
+        found = self._channels.report.names(
+            query.get("prefix", ""), query.get("after", ""), limit + 1
         )
         described = [await self._describe(name) for name in found[:limit]]
         return _json({"channels": described, "more": len(found) > limit})
@@ -249,8 +243,7 @@ class ChannelsApi:
         def destroy(
             channel: Channel, done: Callable[[None], None], refuse: Callable[[ChannelError], None]
         ) -> None:
-            jobs.destroy(
-                channel,
+            channel.destroy(
                 partial(done, None),
                 lambda reason: refuse(ChannelError("unavailable", reason)),
             )
@@ -388,7 +381,7 @@ class ChannelsApi:
     async def _describe(self, name: str) -> dict[str, Any]:
         snapshot = await self._snapshot(name)
         channel = self._channels.get(name)
-        told = report.describe(channel, snapshot, self._channels.clock_ms())
+        told = self._channels.report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
         return told
 
@@ -435,7 +428,7 @@ def _upload(
 ) -> None:
     if processor is not None:
         channel.request(processor)
-    upload(channel, offset, content, done, refuse)
+    channel.upload(offset, content, done, refuse)
 
 
 def _refusal(error: ChannelError) -> HTTPException:
