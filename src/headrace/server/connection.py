@@ -440,6 +440,10 @@ class Connection:
             self._say_goodbye(reason, code)
             self._hang_up()
 
+    def internal_error(self) -> None:
+        """Close after an internal error, which the caller has logged."""
+        self.close("a fault of the server", websocket.INTERNAL_ERROR)
+
     def _hang_up(self) -> None:
         self._release()
         self._closed = True
@@ -468,7 +472,7 @@ class Connection:
         """Do nothing: most protocols do not announce it."""
 
     def broken(self, subscription: BrokerSubscription) -> None:
-        self.close("a fault of the server", websocket.INTERNAL_ERROR)
+        self.internal_error()
 
     def overtaken(self, subscription: BrokerSubscription) -> None:
         """Do nothing: frames carry their offset, so the peer sees which records are missing."""
