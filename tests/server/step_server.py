@@ -17,7 +17,7 @@ from headrace.log.store import Store
 from headrace.model import Durability
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials
+from headrace.server.access import Credentials
 from headrace.server.logux.connection import Logux
 from headrace.server.metrics import Health, Metrics
 from headrace.server.wombat import Wombats

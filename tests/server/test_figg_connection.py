@@ -16,7 +16,7 @@ from headrace.server import connection
 from headrace.server.connection import COMMANDS_AT_ONCE_MAX, Connections
 from headrace.server.metrics import Metrics
 from headrace.server.tcp import FiggConnection
-from headrace.server.turns import TURN_PIECES_MAX
+from headrace.server.loop import TURN_PIECES_MAX
 from headrace.testing.store import StepStore
 from tests.server.step_server import health_of
 from tests.system.figg import foreign as figg

@@ -19,7 +19,7 @@ from headrace.config.settings import Limits
 from headrace.model import Refusal
 from headrace.server.metrics import Health, Metrics
 from headrace.server.refusals import Refusals
-from headrace.server.turns import Turns
+from headrace.server.loop import Turns
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket

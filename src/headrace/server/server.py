@@ -38,7 +38,7 @@ from headrace.server.channel.connection import ChannelConnections
 from headrace.server.channel.rules import make_channels, make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.handshake import Door, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.limits import RequestMemory

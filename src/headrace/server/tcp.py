@@ -7,7 +7,7 @@ from typing import cast
 from headrace.model import Position
 from headrace.server.connection import Connections
 from headrace.server.strangers import recognise
-from headrace.server.topics import RecordsEncoding, TopicConnection
+from headrace.server.topic_connection import RecordsEncoding, TopicConnection
 from headrace.session.figg.server import FiggServerSession
 from headrace.wire.figg import messages as figg
 

@@ -7,7 +7,7 @@ from headrace.broker.broker import BrokerSubscription
 from headrace.model import Position, Refusal
 from headrace.printing import quoted
 from headrace.server.connection import Connections, Pause
-from headrace.server.topics import RecordsEncoding, TopicConnection
+from headrace.server.topic_connection import RecordsEncoding, TopicConnection
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.wombat.server import WombatServerSession
 from headrace.wire import websocket

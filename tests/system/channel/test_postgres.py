@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.payload.channel import Content
-from headrace.server.snapshots import postgres as server_side
+from headrace.server.channel import postgres as server_side
 from headrace.testing import ServerFailedError, ServerProcess, wait_until
 from tests.archives import extract
 from tests.system.channel.postgres import PASSWORD, Cluster, Database

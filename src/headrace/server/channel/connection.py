@@ -22,7 +22,7 @@ from headrace.config.protocols import ChannelSettings
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.channel.subscriber import ChannelSubscriber
 from headrace.server.connection import Connections, Pause
-from headrace.server.credentials import Credentials, Grant
+from headrace.server.access import Credentials, Grant
 from headrace.session.channel.server import AuthenticateProcessor, Request
 from headrace.wire.channel import messages as wire
 

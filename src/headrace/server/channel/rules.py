@@ -13,8 +13,8 @@ from headrace.log.runner import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.reducers import Reducer, reducer
 from headrace.server.clock import SteadyClock
-from headrace.server.credentials import load_hook
-from headrace.server.snapshots.store import PostgresSnapshots
+from headrace.server.access import load_hook
+from headrace.server.channel.snapshots import PostgresSnapshots
 
 
 def make_channels(
@@ -79,7 +79,7 @@ def make_postgres(config: Config, store: EmbeddedStore) -> PostgresSnapshots | N
     if not url:
         return None
     try:
-        from headrace.server.snapshots import postgres
+        from headrace.server.channel import postgres
     except ImportError as error:
         raise ConfigError(
             f"channels.snapshots_url needs psycopg, which cannot be loaded ({error}): "

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from headrace.config.protocols import AccessToken
-from headrace.server.credentials import HTTP, find_token, is_granted
+from headrace.server.access import HTTP, find_token, is_granted
 
 CHANNELS = "/v1/channel"
 """Prefix of all paths of channels. In paths for processors, a slash follows."""

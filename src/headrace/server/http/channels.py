@@ -34,7 +34,7 @@ from headrace.payload.channel import (
 )
 from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
-from headrace.server.credentials import HTTP, is_granted, user_of
+from headrace.server.access import HTTP, is_granted, user_of
 from headrace.server.http.shared import RefusalWithFacts, body, number
 from headrace.wire.channel import messages as wire
 

@@ -19,7 +19,7 @@ from headrace.log.store import Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.payload.logux import Created, Event, Number
 from headrace.server.connection import Connections, Pause
-from headrace.server.credentials import Credentials
+from headrace.server.access import Credentials
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.logux.server import LoguxServerSession

@@ -16,8 +16,8 @@ from headrace.log.store import Note, Topic
 from headrace.model import Durability
 from headrace.payload.channel import Content
 from headrace.server.channel.rules import make_postgres
-from headrace.server.snapshots import store as postgres_snapshots
-from headrace.server.snapshots.store import DatabaseError, PostgresSnapshots
+from headrace.server.channel import snapshots as postgres_snapshots
+from headrace.server.channel.snapshots import DatabaseError, PostgresSnapshots
 
 DOWN = DatabaseError("no route to db.internal", is_down=True)
 REFUSED = DatabaseError("a check is violated", is_down=False)
@@ -344,8 +344,8 @@ async def test_a_row_that_is_ahead_of_the_log_is_not_of_this_log(fake: Fake):
 
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "headrace.server.snapshots.postgres", raising=False)
-    monkeypatch.delattr("headrace.server.snapshots.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.server.channel.postgres", raising=False)
+    monkeypatch.delattr("headrace.server.channel.postgres", raising=False)
     config = Config(channels=ChannelSettings(snapshots_url="postgresql://localhost/headrace"))
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[postgres\]'"):
         make_postgres(config, Store())  # type: ignore[arg-type]
@@ -357,7 +357,7 @@ def test_without_a_url_there_is_no_database():
 
 def test_an_error_of_the_driver_does_not_tell_the_password():
     psycopg = pytest.importorskip("psycopg")
-    from headrace.server.snapshots import postgres
+    from headrace.server.channel import postgres
 
     def fail() -> None:
         with postgres._translated(secret="s3cret"):
