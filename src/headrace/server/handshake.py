@@ -18,7 +18,7 @@ from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.limits import RequestMeter, RequestRefusedError
-from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
+from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0

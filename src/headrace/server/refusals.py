@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.metrics import Metrics
+from headrace.server.diagnostics import Metrics
 
 logger = logging.getLogger(__name__)
 

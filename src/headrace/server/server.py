@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -34,23 +33,22 @@ from headrace.payload.checks import UPLOAD_CHECKS
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
+from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.channel.connection import ChannelConnections
 from headrace.server.channel.rules import make_channels, make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.diagnostics import Health, Metrics
 from headrace.server.handshake import Door, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
-from headrace.server.http.waiting import LongPolls
+from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_text, open_listeners
 from headrace.server.logux.connection import Logux
-from headrace.server.metrics import Health, Metrics
-from headrace.server.reload import TOKENS, merge
-from headrace.server.runner import LoopRunner
-from headrace.server.tcp import FiggConnection
-from headrace.server.wombat import Wombats
+from headrace.server.loop import LoopRunner
+from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
+from headrace.server.topic_connection import FiggConnection, Wombats
 from headrace.wire.channel import messages as channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -68,10 +66,6 @@ _SWITCH_INTERVAL_S = 0.0002
 
 _COLLECT_THRESHOLDS = (20_000, 20, 20)
 """Thresholds for rare collections: batches create many short-lived containers, but no cycles to find."""
-
-
-LoadConfig = Callable[[], Config]
-"""Function that reads the settings again from their sources. Raises `ConfigError`."""
 
 
 def run(config: Config, load: LoadConfig | None = None) -> int:
@@ -93,40 +87,13 @@ def run(config: Config, load: LoadConfig | None = None) -> int:
         return 1
 
 
-async def _serve(config: Config, load: LoadConfig | None, hangup: "Hangup") -> int:
+async def _serve(config: Config, load: LoadConfig | None, hangup: Hangup) -> int:
     server = Server(config, load, hangup)
     await server.start()
     try:
         return await server.until_stopped()
     finally:
         await server.stop()
-
-
-class Hangup:
-    """Interpretation of SIGHUP: a request to read the settings again, or the end of the server's terminal."""
-
-    def __init__(self) -> None:
-        """Ignore SIGHUP from the start of the process until the server is ready."""
-        self._has_terminal = _has_terminal()
-        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup does this
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    @property
-    def is_end_of_terminal(self) -> bool:
-        return self._has_terminal and not _has_terminal()
-
-    @property
-    def stops(self) -> bool:
-        """True if the server stops when the terminal it was started in is closed. False under nohup."""
-        return not self._is_ignored
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 class Server:

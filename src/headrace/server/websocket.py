@@ -17,7 +17,8 @@ from headrace.picows_adapter import (
     WSTransport,
     serve,
 )
-from headrace.server.connection import Connection
+from headrace.server.connection import Connection, Connections, Pause
+from headrace.session.server import ServerSession
 from headrace.wire import websocket
 
 _CONTROL_BYTES_MAX = 125
@@ -35,7 +36,10 @@ _PONG = WSMsgType.PONG
 
 
 class WebSocketConnection(Connection):
-    """A connection whose peer sends messages and learns the reason when it is closed. Implements `ServerConnection`."""
+    """A connection whose peer sends messages and learns the reason when it is closed.
+
+    Implements `ServerConnection`.
+    """
 
     __slots__ = ("_kept_close", "_says_goodbye", "_websocket")
     message_bytes_max: int
@@ -98,6 +102,72 @@ class WebSocketConnection(Connection):
             return
         self._says_goodbye = True
         self._websocket.send_close(WSCloseCode(code), websocket.close_reason(reason))
+
+
+class PingedConnections:
+    """The connections of one protocol: silent peers are pinged, and closed if they stay silent."""
+
+    def __init__(self, shared: Connections, *, ping_s: float, timeout_s: float) -> None:
+        self.shared = shared
+        self.ping_s = ping_s
+        self.timeout_s = timeout_s
+        """Time for an answer to the ping."""
+        self.open: dict[PingedConnection, None] = {}
+        """Connections in the order in which they were last heard."""
+
+    def tick(self, now: float) -> None:
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
+
+
+class PingedConnection(WebSocketConnection):
+    __slots__ = ("_pinged", "hub")
+
+    def __init__(self, hub: PingedConnections, session: ServerSession) -> None:
+        self.hub = hub
+        self._pinged = False
+        super().__init__(hub.shared, session)
+        hub.open[self] = None
+
+    def lost(self) -> None:
+        self.hub.open.pop(self, None)
+        super().lost()
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed or self._transport.is_closing()
+
+    def tick(self, now: float) -> bool:
+        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
+        if now < self._heard_s + self.hub.ping_s:
+            return False
+        if self._is_unread:
+            self._was_heard()  # the server could not hear the peer
+        elif now >= self._heard_s + self.hub.ping_s + self.hub.timeout_s:
+            self.hub.open.pop(self, None)
+            self._stays_silent(f"nothing was heard for {now - self._heard_s:.0f} s")
+        elif not self._pinged:
+            self._pinged = True
+            self._ping()
+        return True
+
+    @property
+    def _is_unread(self) -> bool:
+        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
+        return bool(self._paused & ~Pause.ANSWERS)
+
+    def _ping(self) -> None:
+        raise NotImplementedError
+
+    def _stays_silent(self, reason: str) -> None:
+        self.close(reason, websocket.POLICY_VIOLATION)
+
+    def _was_heard(self) -> None:
+        self._heard_s = self._shared.loop.time()
+        self._pinged = False
+        if self.hub.open.pop(self, self) is None:
+            self.hub.open[self] = None
 
 
 def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:

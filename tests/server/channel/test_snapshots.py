@@ -15,8 +15,8 @@ from headrace.errors import ConfigError
 from headrace.log.store import Note, Topic
 from headrace.model import Durability
 from headrace.payload.channel import Content
-from headrace.server.channel.rules import make_postgres
 from headrace.server.channel import snapshots as postgres_snapshots
+from headrace.server.channel.rules import make_postgres
 from headrace.server.channel.snapshots import DatabaseError, PostgresSnapshots
 
 DOWN = DatabaseError("no route to db.internal", is_down=True)

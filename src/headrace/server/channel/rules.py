@@ -12,9 +12,9 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.runner import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.reducers import Reducer, reducer
-from headrace.server.clock import SteadyClock
 from headrace.server.access import load_hook
 from headrace.server.channel.snapshots import PostgresSnapshots
+from headrace.server.clock import SteadyClock
 
 
 def make_channels(

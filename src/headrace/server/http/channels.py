@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from headrace.broker.channel import report as report
+from headrace.broker.channel import report
 from headrace.broker.channel import trimming as jobs
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.errors import ChannelError
@@ -35,6 +35,7 @@ from headrace.payload.channel import (
 from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
 from headrace.server.access import HTTP, is_granted, user_of
+from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
 from headrace.server.http.shared import RefusalWithFacts, body, number
 from headrace.wire.channel import messages as wire
 
@@ -114,16 +115,7 @@ class ChannelsApi:
                 processor, None, Receive.POLL, done, refuse, origin=origin, lease_ms=lease_ms
             ),
         )
-        told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
-        told |= {"start": joined.start, "end": joined.end}
-        told |= {"cursor": joined.cursor, "number": joined.number}
-        if joined.lease_ms:
-            told["lease_s"] = joined.lease_ms / 1000
-        if joined.missed is not None:
-            told["missed"] = joined.missed._asdict()
-        if joined.snapshot is not None:
-            told["snapshot"] = _told_snapshot(joined.snapshot)
-        return _json(told)
+        return _json(joined_fields(name, joined, binary=False))
 
     async def leave(self, request: Request) -> Response:
         name, processor = self._asked(request)
@@ -144,12 +136,8 @@ class ChannelsApi:
             name,
             lambda channel, done, _: channel.send(channel.request(processor), sent, content, done),
         )
-        told: dict[str, Any] = {"channel": name, "number": sent}
-        if accepted.offset is not None:
-            told["offset"] = accepted.offset
-        if accepted.is_duplicate:
-            told["duplicate"] = True
-        return _json(told, 200 if accepted.is_duplicate else 201)
+        status = 200 if accepted.is_duplicate else 201
+        return _json(sent_fields(name, sent, accepted), status)
 
     async def poll(self, request: Request) -> Response:
         name, processor = self._asked(request)
@@ -215,7 +203,7 @@ class ChannelsApi:
         if snapshot is None:
             raise _refusal(ChannelError("not-found", f"channel {name!r} has no snapshot"))
         if RAW not in request.headers.get("accept", ""):
-            return _json({"channel": name, "snapshot": _told_snapshot(snapshot)})
+            return _json({"channel": name, "snapshot": snapshot_fields(snapshot, binary=False)})
         kind = JSON if snapshot.content.is_json else RAW
         headers = {"Headrace-Offset": str(snapshot.offset), "Headrace-Epoch": str(snapshot.epoch)}
         return Response(snapshot.content.data, media_type=kind, headers=headers)
@@ -500,11 +488,6 @@ async def _content(request: Request, bytes_max: int) -> Content:
         except BadMessageError as error:
             raise _refusal(ChannelError("bad-content", str(error))) from None
     return Content(data, is_json)
-
-
-def _told_snapshot(snapshot: StoredSnapshot) -> dict[str, Any]:
-    content = wire.content(snapshot.content, binary=False)
-    return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -31,7 +31,7 @@ from headrace.server.http.limits import (
     RequestMeter,
     RequestRefusedError,
 )
-from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
+from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
