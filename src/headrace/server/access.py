@@ -56,9 +56,9 @@ def warn_of_open_listeners(config: Config, listeners: Mapping[str, str]) -> None
     """Warn of listeners that tokens do not protect: an operator who sets a token may think that all are."""
     if config.access.token:
         logger.warning(
-            "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at %s and Wombat at "
-            "%s know no tokens, and whoever reaches them can read every topic and write all but those of "
-            "Logux and channels",
+            "tokens ([[access.token]]) protect only the HTTP API, Logux and channels: Figg at %s and Wombat "
+            "at %s check no tokens. Anyone who can reach them can read every topic, and can write to all "
+            "topics except those of Logux and channels",
             listeners["figg"],
             listeners["ws"],
         )
@@ -78,15 +78,10 @@ class Credentials:
         if self._verify is not None:
             found = self._verify(node, shown)
             return bool(await found if inspect.isawaitable(found) else found)
-        if not self._tokens:
-            return self._is_near(address)
-        token = shown.get("token") if isinstance(shown, dict) else shown
-        known = find_token(self._tokens, token) if isinstance(token, str) else None
-        if known is None or not is_granted(known, topic):
-            return False
-        return known.user is None or known.user == user_of(node)
+        grant = self.grant(node, shown, address)
+        return grant is not None and grant.covers(topic)
 
-    def grant(self, node: str, shown: Any, address: str) -> "Grant | None":
+    def grant(self, node: str | int | float, shown: Any, address: str) -> "Grant | None":
         """Return the grant of a peer at this address, by tokens alone; None if the peer is not accepted."""
         if not self._tokens:
             return Grant(None) if self._is_near(address) else None
@@ -102,7 +97,7 @@ class Credentials:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s let in everyone on this machine, and nobody else: there is no [[access.token]]%s",
+                "%s accept every client on this machine and no other client: there is no [[access.token]]%s",
                 *self._warning,
             )
         return True

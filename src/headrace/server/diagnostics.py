@@ -14,32 +14,32 @@ from headrace.server.clock import SteadyClock
 
 COUNTERS = {
     "connections_total": "Connections of Figg and Wombat clients accepted.",
-    "connections_refused_total": "Connections turned away because connections_max was reached.",
+    "connections_refused_total": "Connections refused because connections_max was reached.",
     "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
     "http_requests_refused_total": "HTTP requests that broke a limit of size, number or time.",
     "records_published_total": "Records received from publishers.",
-    "subscriptions_total": "Subscriptions begun.",
-    "duplicates_refused_total": "Publishes, events, messages and batches that had come before.",
-    "channels_trimmed_total": "Times that the beginning of a channel's log was forgotten.",
-    "channels_destroyed_total": "Logs of channels destroyed, because nobody was there or by hand.",
-    "channels_states_expired_total": "Last states of channels that have expired.",
+    "subscriptions_total": "Subscriptions started.",
+    "duplicates_refused_total": "Publishes, events, messages and batches that were received before.",
+    "channels_trimmed_total": "Times that the beginning of a channel's log was deleted.",
+    "channels_destroyed_total": "Logs of channels destroyed, by an operator or because they had no members.",
+    "channels_states_expired_total": "Last states of channels that were deleted because of their age.",
 }
 GAUGES = {
     "connections": "Open connections of Figg and Wombat clients.",
-    "connections_held": "Connections that are held, unread, after a refused publish.",
+    "connections_held": "Connections that are held without being read after a refused publish.",
     "http_requests_bytes": "Bytes of HTTP requests that are arriving or not answered yet.",
     "pending_bytes": "Bytes received and not yet committed.",
-    "journal_files_waiting": "Full journal files that are not moved to segments yet.",
+    "journal_files_waiting": "Full journal files that are not applied to segments yet.",
     "held_back": "1 while publishes are held back, else 0.",
-    "clock_jump_seconds": "By how much the wall clock has jumped, until it is followed; else 0.",
-    "damaged_runs": "Damaged stretches that readers have come across since the start.",
+    "clock_jump_seconds": "Seconds of a jump of the wall clock that the server does not follow yet; else 0.",
+    "damaged_runs": "Damaged ranges that readers have found since the start.",
     "staged_bytes": "Bytes uploaded for batches and not appended and deleted yet.",
-    "batches_pending": "Batches that are decided and not appended to their end.",
+    "batches_pending": "Batches that are decided and not completely appended yet.",
     "damaged_blocks": "Parts of staged files that could not be read when their batch was appended.",
 }
 
 
-REFUSALS_HELP = "Publishes that were refused and would be again, by protocol and reason."
+REFUSALS_HELP = "Publishes that were refused and would be refused again, by protocol and reason."
 REFUSING_PROTOCOLS = ("figg", "wombat")
 
 

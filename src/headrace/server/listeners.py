@@ -13,6 +13,7 @@ import os
 import socket
 import time
 from collections.abc import Iterable, Mapping, MutableMapping
+from http import HTTPStatus
 from typing import NamedTuple
 
 from headrace.config.settings import Listen
@@ -209,7 +210,7 @@ class ServiceManager:
                 sock.setblocking(False)
                 sock.sendto(state.encode(), self._address)
         except OSError as error:
-            logger.warning("the service manager was not told %s: %s", state, error.strerror)
+            logger.warning("cannot notify the service manager of %s: %s", state, error.strerror)
 
 
 # Peers at the wrong port
@@ -243,13 +244,20 @@ def recognise(data: bytes, listeners: Mapping[str, str]) -> Stranger | None:
         reason = f"this is WebSocket, and the port speaks Figg: WebSocket listens at {ws}"
     else:
         reason = f"this is HTTP, and the port speaks Figg: HTTP listens at {http}"
-    return Stranger(reason, _bad_request(reason))
+    return Stranger(reason, http_answer(HTTPStatus.BAD_REQUEST, f"{reason}\n".encode()))
 
 
-def _bad_request(text: str) -> bytes:
-    body = f"{text}\n".encode()
-    head = (
-        "HTTP/1.1 400 Bad Request\r\nContent-Type: text/plain; charset=utf-8\r\n"
-        f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + body
+def http_answer(
+    status: HTTPStatus, body: bytes, *, with_body: bool = True, **headers: str
+) -> bytes:
+    """Return an answer in HTTP, after which the connection ends. Underscores in `headers` are hyphens."""
+    fields = {
+        "Content_Type": "text/plain; charset=utf-8",
+        "Content_Length": str(len(body)),
+        "Connection": "close",
+        **headers,
+    }
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return head + body if with_body else head

@@ -83,7 +83,10 @@ def run(config: Config, load: LoadConfig | None = None) -> int:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"headrace: the data directory {config.data_dir}: {error.strerror}", file=sys.stderr)
+        print(
+            f"headrace: cannot use the data directory {config.data_dir}: {error.strerror}",
+            file=sys.stderr,
+        )
         return 1
 
 
@@ -283,9 +286,9 @@ class Server:
             timeout_s = _DRAIN_FULL_TIMEOUT_S if full else _DRAIN_TIMEOUT_S
             if time.monotonic() - started_s > timeout_s:
                 logger.warning(
-                    "stopping on a full disk: what was acknowledged is in the journal, the rest is dropped"
+                    "stopping while the disk is full: the journal keeps acknowledged records, others are lost"
                     if full
-                    else "stopping with commits that are not applied: they stay in the journal"
+                    else "stopping before all commits are applied: the journal keeps them for the next start"
                 )
                 return False
             self._store.write_again()
@@ -324,7 +327,7 @@ class Server:
         try:
             found = merge(self._config, self._load())
         except ConfigError as error:
-            logger.error("SIGHUP: the settings stay as they are: %s", error)
+            logger.error("SIGHUP: no setting was changed: %s", error)
         else:
             self._apply(found.config)
             if TOKENS in found.changed:
@@ -332,7 +335,7 @@ class Server:
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(
-                    "SIGHUP: these settings need a restart, and are as before until then: %s",
+                    "SIGHUP: these settings keep their values until a restart: %s",
                     ", ".join(found.waiting),
                 )
         self._manager.tell(notify.READY)
@@ -358,7 +361,7 @@ class Server:
         if not timer.cancelled():
             error = timer.exception()
             why = described(error) if error is not None else "it ended"
-            self._fail(f"internal error in the work by the clock: {why}")
+            self._fail(f"internal error in the periodic work: {why}")
 
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""

@@ -205,7 +205,7 @@ async def test_it_goes_on_by_itself_when_the_database_is_back(
         ("a", None),
         ("a", snapshot(1)),
     ]
-    assert caplog.text.count("keeps snapshots of channels again") == 1
+    assert caplog.text.count("stores snapshots of channels again") == 1
     await asker.snapshots.close()
 
 
@@ -227,7 +227,10 @@ async def test_what_fails_for_one_channel_does_not_keep_others_waiting(fake: Fak
     fake.failures = [REFUSED]
     asker.save("a", 1)
     asker.save("b", 1)
-    assert (await asker.answered(3))[1:] == [("a failed", "PostgreSQL refuses it"), ("b", None)]
+    assert (await asker.answered(3))[1:] == [
+        ("a failed", "PostgreSQL refuses the snapshot"),
+        ("b", None),
+    ]
     await asker.snapshots.close()
 
 
@@ -251,7 +254,7 @@ async def test_a_database_that_does_not_answer_is_cut_off_in_time(
     await asyncio.wait_for(asyncio.to_thread(fake.go_on.wait), 30)
     assert fake.connections[0].is_cut
     await asker.snapshots.close()
-    assert "it has not answered in time" in caplog.text
+    assert "PostgreSQL has not answered in time" in caplog.text
 
 
 async def test_a_call_that_has_waited_for_too_long_is_not_done_any_more(fake: Fake):
@@ -272,7 +275,7 @@ async def test_more_calls_than_may_wait_fail_at_once(fake: Fake, monkeypatch: py
     fake.go_on.clear()
     asker.load("a")
     asker.load("b")
-    assert asker.answers == [("b failed", "2 calls wait for PostgreSQL already")]
+    assert asker.answers == [("b failed", "2 calls are already waiting for PostgreSQL")]
     fake.go_on.set()
     await asker.answered(2)
     asker.load("c")

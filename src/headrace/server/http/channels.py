@@ -36,39 +36,23 @@ from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
 from headrace.server.access import HTTP, is_granted, user_of
 from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
+from headrace.server.http.openapi import (
+    CHANNELS_LISTED_MAX,
+    JSON,
+    MESSAGES_MAX,
+    PATHS,
+    RAW,
+    STATUSES,
+    WAIT_S_MAX,
+)
 from headrace.server.http.shared import RefusalWithFacts, body, number
 from headrace.wire.channel import messages as wire
 
-CHANNELS_LISTED_MAX = 200
-"""Channels in one answer. The next page starts `after` the last name."""
-
-MESSAGES_MAX = 500
-WAIT_S_MAX = 60
 WAITING_MAX = 1000
 """Requests that wait for a message at the same time."""
 
 RENEWAL_S_MIN = 0.1
 """Shortest interval at which a waiting request renews the presence of its processor."""
-
-RAW = "application/octet-stream"
-JSON = "application/json"
-
-STATUSES = {
-    "bad-channel": 400,
-    "bad-content": 400,
-    "bad-offset": 400,
-    "bad-message": 400,
-    "wrong-credentials": 401,
-    "forbidden": 403,
-    "not-found": 404,
-    "not-joined": 409,
-    "gap": 409,
-    "not-uploaded": 409,
-    "too-large": 413,
-    "cannot-fold": 422,
-    "too-many": 429,
-    "unavailable": 503,
-}
 
 T = TypeVar("T")
 
@@ -85,23 +69,17 @@ class _Poll(NamedTuple):
 
 
 class ChannelsApi:
+    """Each endpoint is the method with the name of its operation in `PATHS`."""
+
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._waiting = 0
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/channels", self.list),
-            Route("/v1/channel", self.describe),
-            Route("/v1/channel", self.destroy, methods=["DELETE"]),
-            Route("/v1/channel/keep", self.keep, methods=["POST"]),
-            Route("/v1/channel/join", self.join, methods=["POST"]),
-            Route("/v1/channel/leave", self.leave, methods=["POST"]),
-            Route("/v1/channel/messages", self.send, methods=["POST"]),
-            Route("/v1/channel/messages", self.poll, methods=["GET"]),
-            Route("/v1/channel/ack", self.ack, methods=["POST"]),
-            Route("/v1/channel/snapshot", self.upload, methods=["PUT"]),
-            Route("/v1/channel/snapshot", self.snapshot, methods=["GET"]),
+            Route(path, getattr(self, operation["operationId"]), methods=[method.upper()])
+            for path, operations in PATHS.items()
+            for method, operation in operations.items()
         ]
 
     # Endpoints for processors

@@ -24,7 +24,7 @@ from headrace.errors import (
 from headrace.log.commit.cursors import Lag
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Position, check_reader_name
-from headrace.server.http.shared import body, checked_name, existing, number, place, warmed
+from headrace.server.http.shared import body, checked_name, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer. The next page starts `after` the last name."""
@@ -63,9 +63,7 @@ class TopicsApi:
 
     async def topics(self, request: Request) -> Response:
         query = request.query_params
-        limit = min(number(query.get("limit", str(TOPICS_LISTED_MAX)), "limit"), TOPICS_LISTED_MAX)
-        if not limit:
-            raise HTTPException(400, "limit must be at least 1")
+        most = limit(request, TOPICS_LISTED_MAX)
         prefix, after, names = (
             query.get("prefix", ""),
             query.get("after", ""),
@@ -81,11 +79,11 @@ class TopicsApi:
         elif names:
             found = self._named(names, prefix, after, ended=query.get("ended") == "true")
         else:
-            found = self._store.topics(prefix, after, limit + 1)
+            found = self._store.topics(prefix, after, most + 1)
         return JSONResponse(
             {
-                "topics": await self._summaries(found[:limit]),
-                "more": len(found) > limit,
+                "topics": await self._summaries(found[:most]),
+                "more": len(found) > most,
                 "version": version,
                 "unchanged": unchanged,
             }
@@ -278,7 +276,7 @@ class CursorsApi:
         try:
             asked = msgspec.json.decode(await body(request, _BODY_BYTES_MAX), type=_Places)
         except ValueError as error:  # also from msgspec and UTF-8
-            raise HTTPException(400, f"the body makes no sense: {error}") from None
+            raise HTTPException(400, f"the body is not valid: {error}") from None
         positions: dict[str, Position] = {}
         for one in asked.positions:
             checked_name(one.topic)
@@ -298,11 +296,7 @@ class CursorsApi:
     async def list(self, request: Request) -> Response:
         query = request.query_params
         topic, reader = query.get("topic"), query.get("reader")
-        limit = min(
-            number(query.get("limit", str(CURSORS_LISTED_MAX)), "limit"), CURSORS_LISTED_MAX
-        )
-        if not limit:
-            raise HTTPException(400, "limit must be at least 1")
+        most = limit(request, CURSORS_LISTED_MAX)
         after = query.get("after", "")
         if topic is not None:
             start = (topic, after or query.get("after_reader", ""))
@@ -311,13 +305,13 @@ class CursorsApi:
             start = (after, reader)
         else:
             start = (after, query.get("after_reader", ""))
-        found = self._store.cursors(topic, reader, after=start, limit=limit + 1)
+        found = self._store.cursors(topic, reader, after=start, limit=most + 1)
         return JSONResponse(
             {
                 "cursors": [
-                    {"topic": one.topic, **in_topic(self._store, one)} for one in found[:limit]
+                    {"topic": one.topic, **in_topic(self._store, one)} for one in found[:most]
                 ],
-                "more": len(found) > limit,
+                "more": len(found) > most,
             }
         )
 

@@ -263,7 +263,7 @@ class LoguxConnection(PingedConnection):
             return bool(self.hub.event_filter(what, event, meta, peer))
         except Exception:
             if self.hub.may_complain():
-                logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
+                logger.exception("%s: logux.filter failed: the event is dropped", self.peer)
             return False
 
     # Subscriptions, by the names that the feed gives them
