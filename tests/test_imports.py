@@ -15,6 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "printing": set(),
     "model": {"errors", "printing"},
+    "picows_adapter": set(),
     "payload": BASE,
     "config": BASE,
     "wire": BASE | {"payload"},
@@ -22,8 +23,9 @@ MAY_IMPORT = {
     "log": BASE | {"config"},
     "broker": BASE | {"config", "log", "payload"},
     "lake": BASE,
-    "client": BASE | {"wire", "session", "payload", "lake"},
-    "server": BASE | {"config", "payload", "wire", "session", "broker", "log", ""},
+    "client": BASE | {"picows_adapter", "wire", "session", "payload", "lake"},
+    "server": BASE
+    | {"picows_adapter", "config", "payload", "wire", "session", "broker", "log", ""},
     "reader": BASE | {"log"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
@@ -41,6 +43,15 @@ MAY_NOT_IMPORT = {
     "broker": {"socket"},
 }
 """Modules for input, output and time that a layer must not import: it gets time and bytes as arguments."""
+
+ONLY_IN = {
+    "picows": {"picows_adapter"},
+    "uvicorn": {"server"},
+    "starlette": {"server"},
+    "httptools": {"server"},
+    "psycopg": {"server"},
+}
+"""Packages whose API, or internals, only one part of the package knows."""
 
 OF_EXTRAS = {
     "pyspark": {"spark", "pipeline"},
@@ -100,6 +111,12 @@ def test_a_module_imports_only_from_the_layers_below_it(module):
 def test_only_those_import_what_an_extra_installs_who_need_it(module):
     for name in {name.split(".")[0] for name in imports_of(module)}:
         assert layer_of(module) in OF_EXTRAS.get(name, {layer_of(module)}), name
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_a_module_leaves_packages_to_the_part_that_knows_them(module):
+    for name in {name.split(".")[0] for name in imports_of(module)}:
+        assert layer_of(module) in ONLY_IN.get(name, {layer_of(module)}), name
 
 
 def test_nothing_the_server_loads_brings_in_what_an_extra_installs():

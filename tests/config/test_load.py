@@ -21,7 +21,7 @@ from headrace.config.settings import Config, PrefixRule, old_names
 from headrace.config.values import UNITS_HELP, Address, Origins, Quantity
 from headrace.errors import ConfigError
 from headrace.model import Durability
-from headrace.server.credentials import is_granted
+from headrace.server.access import is_granted
 
 REPOSITORY = Path(__file__).parents[2]
 

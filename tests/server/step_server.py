@@ -15,12 +15,12 @@ from headrace.config.protocols import LoguxSettings
 from headrace.config.settings import ClockSettings, Config, Journal, Limits, PrefixRule, Segment
 from headrace.log.store import Store
 from headrace.model import Durability
+from headrace.server.access import Credentials
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials
+from headrace.server.diagnostics import Health, Metrics
 from headrace.server.logux.connection import Logux
-from headrace.server.metrics import Health, Metrics
-from headrace.server.wombat import Wombats
+from headrace.server.topic_connection import Wombats
 from headrace.testing.store import StepStore
 
 MEMORY = "memory/"

@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.server.logux.connection import LoguxConnection
-from headrace.server.tcp import FiggConnection
-from headrace.server.wombat import WombatConnection
+from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ClientDecoder as FiggDecoder
 from headrace.wire.wombat import messages as wombat
@@ -301,7 +300,9 @@ class LoguxPeer:
 
     def add(self, contents: list[int]) -> None:
         for content in contents:
-            self.log.append(({"type": "t", "n": content}, [next(_examples), self.host, 0]))
+            # The times of a host are unique, also after another correction of its clock.
+            ms = 10 * next(_examples)
+            self.log.append(({"type": "t", "n": content}, [ms, self.host, 0]))
 
     def page(self, size: int) -> None:
         """Send the next `size` events in one message; after a reconnect, these include the server's."""

@@ -1,4 +1,4 @@
-"""Matching of inherited sockets to listeners, tested without sockets or processes."""
+"""Inherited sockets are matched to listeners, and peers at the wrong port are recognised; without sockets."""
 
 import re
 from pathlib import Path
@@ -8,7 +8,8 @@ import pytest
 from headrace.config.settings import Listen
 from headrace.config.values import Address
 from headrace.errors import ListenError
-from headrace.server.listeners import Inherited, assign, inherited_names
+from headrace.server.listeners import Inherited, assign, inherited_names, recognise
+from headrace.wire.figg import messages as figg
 
 DEFAULTS = Listen()
 FREE = Listen(
@@ -114,3 +115,39 @@ def test_the_documented_socket_unit_fits_the_default_settings() -> None:
     addresses = re.findall(r"^ListenStream=(.+)$", manual, re.MULTILINE)
     unit = sockets(*(("headrace.socket", address) for address in addresses))
     assert assign(unit, DEFAULTS) == ["figg", "ws", "http"]
+
+
+# Peers at the wrong port
+
+LISTENERS = {"figg": "h:1", "ws": "h:2", "http": "h:3"}
+
+
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"])
+def test_http_is_told_where_http_listens(method):
+    found = recognise(f"{method} / HTTP/1.1\r\nHost: x\r\n\r\n".encode(), LISTENERS)
+    assert found is not None
+    assert found.reason == "this is HTTP, and the port speaks Figg: HTTP listens at h:3"
+    head, _, body = found.answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert f"Content-Length: {len(body)}".encode() in head
+    assert found.reason.encode() in body
+
+
+def test_websocket_is_told_where_websocket_listens():
+    request = b"GET /v1/ws HTTP/1.1\r\nUpgrade: WebSocket\r\nConnection: Upgrade\r\n\r\n"
+    found = recognise(request, LISTENERS)
+    assert found is not None
+    assert found.reason.endswith("WebSocket listens at h:2")
+
+
+def test_tls_is_told_that_the_port_is_plain():
+    found = recognise(bytes.fromhex("16030100c8010000c40303"), LISTENERS)
+    assert found is not None
+    assert "this is TLS" in found.reason
+    assert found.answer == b""
+
+
+@pytest.mark.parametrize("kind", range(12))
+def test_no_message_of_figg_is_taken_for_a_stranger(kind):
+    for size in (0, 8, 0x4745, 0x1603):
+        assert recognise(figg.HEADER.pack(kind, 1, size), LISTENERS) is None

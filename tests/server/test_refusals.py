@@ -16,7 +16,7 @@ import pytest
 from headrace.config.settings import Limits
 from headrace.model import CHANNEL_PREFIX, Refusal
 from headrace.server.connection import Pause
-from headrace.server.metrics import Metrics
+from headrace.server.diagnostics import Metrics
 from headrace.server.refusals import ADDRESSES_MAX, FORGOTTEN_AFTER_S, Refusals
 from tests.server.test_figg_connection import WAIT_S, Figg
 from tests.system.figg import foreign as figg
@@ -72,7 +72,7 @@ def refusals(server: Server) -> int:
 
 
 def _gauges() -> list[str]:
-    from headrace.server.metrics import GAUGES
+    from headrace.server.diagnostics import GAUGES
 
     return list(GAUGES)
 

@@ -215,7 +215,7 @@ def test_a_server_stops_without_loss_where_overwriting_needs_room(
             try:
                 wait_no_space(server)
                 assert server.terminate() == 0
-                assert "stopping on a full disk" in server.stderr
+                assert "stopping while the disk is full" in server.stderr
             finally:
                 make_room(cow_disk)
             server.start()

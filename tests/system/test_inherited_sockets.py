@@ -133,5 +133,5 @@ def test_the_service_manager_hears_of_readiness_and_of_the_end(tmp_path: Path) -
 
 def test_a_service_manager_that_is_gone_does_not_stop_the_server(tmp_path: Path) -> None:
     with ServerProcess(tmp_path / "data", env={"NOTIFY_SOCKET": "@gone"}) as server:
-        server.wait_stderr("the service manager was not told READY=1")
+        server.wait_stderr("cannot notify the service manager of READY=1")
         assert server.terminate() == 0

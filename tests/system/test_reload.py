@@ -63,16 +63,15 @@ def test_sighup_takes_over_what_may_change_and_names_what_needs_a_restart(
         wire.publish(b"old\n", b"foo")
         file.write_text(BEFORE + "nonsense = 1\n")
         server.signal(signal.SIGHUP)
-        wait_for_line(server, "SIGHUP: the settings stay as they are: there is no setting nonsense")
+        wait_for_line(server, "SIGHUP: no setting was changed: there is no setting nonsense")
         assert get_json(server, "/v1/topic?name=kept")["records"] == 1
         file.write_text(AFTER)
         server.signal(signal.SIGHUP)
         wait_for_line(server, "SIGHUP: changed: log_level, retention.age_s, access.token\n")
+        wait_for_line(server, "these settings keep their values until a restart: journal.files\n")
         wait_for_line(
-            server, "these settings need a restart, and are as before until then: journal.files\n"
-        )
-        wait_for_line(
-            server, "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at"
+            server,
+            "tokens ([[access.token]]) protect only the HTTP API, Logux and channels: Figg at",
         )
         assert get(server, "/v1/topics")[0] == 401
         wait_for_line(server, 'retention: deleting old records of 1 topic: "old\\n"')
@@ -88,7 +87,7 @@ def test_tokens_that_leave_listeners_open_are_warned_of_at_the_start(
     file.write_text(AFTER)
     server = start(f"--config={file}")
     host, port = server.ws
-    wait_for_line(server, f"Wombat at {host}:{port} know no tokens")
+    wait_for_line(server, f"Wombat at {host}:{port} check no tokens")
 
 
 def _take_terminal() -> None:

@@ -140,8 +140,8 @@ class SteadyClock:
             return ""
         side = "ahead" if self.ahead_ms > 0 else "behind"
         return (
-            f"the wall clock jumped and is {_span(abs(self.ahead_ms))} {side}: times and ages go on as "
-            f"before until `headrace clock confirm`, or for {_span(self.followed_in_ms)}"
+            f"the wall clock jumped and is {_span(abs(self.ahead_ms))} {side}: the server ignores the jump "
+            f"until `headrace clock confirm`, or for {_span(self.followed_in_ms)}"
         )
 
     def confirm(self) -> int:
@@ -149,7 +149,7 @@ class SteadyClock:
         ahead_ms = self.ahead_ms
         if self._jump is not None:
             logger.warning(
-                "the jump of the wall clock by %s%s is confirmed: times and ages follow it",
+                "the jump of the wall clock by %s%s is confirmed: the server follows it",
                 "-" if ahead_ms < 0 else "",
                 _span(abs(ahead_ms)),
             )
@@ -217,7 +217,7 @@ class ClockFile:
         self._saving = False
         if isinstance(result, BaseException):
             # Only a minute is lost: the next save is tried a minute later.
-            logger.debug("the time could not be saved: %s", result)
+            logger.debug("cannot save the time: %s", result)
 
 
 def _crc(line: bytes) -> bytes:

@@ -1,8 +1,8 @@
 """A connection of any protocol: a transport, a session, subscriptions. Decides how much is written when.
 
 Answers (ACK, PONG, ATTACHED) are written at once. Records wait in the connection's own queue until the
-transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere: `tcp.py` and
-`websocket.py` turn bytes into commands.
+transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere:
+`topic_connection.py` and `websocket.py` turn bytes into commands.
 """
 
 import asyncio
@@ -17,9 +17,9 @@ from headrace.broker.broker import Broker, BrokerSubscription, Slice, Subscripti
 from headrace.broker.readers import Claim, Readers
 from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.metrics import Health, Metrics
+from headrace.server.diagnostics import Health, Metrics
+from headrace.server.loop import Turns
 from headrace.server.refusals import Refusals
-from headrace.server.turns import Turns
 from headrace.session.server import Close, ServerSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
@@ -185,7 +185,7 @@ class Connection:
         self._claims: dict[str, Claim] | None = None
         """By topic: the claim of a named reader, which reads or waits for its turn."""
         self._heard_s = shared.loop.time()
-        """Time when the peer was last heard, in protocols with named readers."""
+        """Time when the peer was last heard."""
         self._queue: deque[tuple[BrokerSubscription, bytes]] | None = None
         self._pulling: dict[BrokerSubscription, None] | None = None
         self._queued_bytes = 0
@@ -440,6 +440,10 @@ class Connection:
             self._say_goodbye(reason, code)
             self._hang_up()
 
+    def internal_error(self) -> None:
+        """Close after an internal error, which the caller has logged."""
+        self.close("a fault of the server", websocket.INTERNAL_ERROR)
+
     def _hang_up(self) -> None:
         self._release()
         self._closed = True
@@ -468,7 +472,7 @@ class Connection:
         """Do nothing: most protocols do not announce it."""
 
     def broken(self, subscription: BrokerSubscription) -> None:
-        self.close("a fault of the server", websocket.INTERNAL_ERROR)
+        self.internal_error()
 
     def overtaken(self, subscription: BrokerSubscription) -> None:
         """Do nothing: frames carry their offset, so the peer sees which records are missing."""

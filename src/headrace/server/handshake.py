@@ -18,7 +18,7 @@ from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.limits import RequestMeter, RequestRefusedError
-from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
+from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -68,7 +68,7 @@ class _Answer(Exception):  # noqa: N818
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(text)
         self.status = HTTPStatus(status)
-        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+        self.headers = headers
 
 
 class Handshake(asyncio.Protocol):
@@ -246,8 +246,8 @@ class Handshake(asyncio.Protocol):
         why = f"a page of origin {quoted(origin)} may not connect"
         wanted = known.with_page(origin) if len(origin) <= ORIGIN_MAX else None
         if wanted is None:
-            return f"{why}: that is no origin"
-        return f"{why}; to let it in, set listen.origins = [{', '.join(map(quoted, wanted))}]"
+            return f"{why}: the origin is not valid"
+        return f"{why}; to allow it, set listen.origins = [{', '.join(map(quoted, wanted))}]"
 
     def _upgrade(self, connection: WebSocketConnection, rest: bytes) -> None:
         self._end_wait()
@@ -262,16 +262,10 @@ class Handshake(asyncio.Protocol):
         self._answered = True
         self._headers = {}  # a slow peer must not keep the request in memory
         body = f"{answer}\n".encode()
-        headers = {
-            "Content-Type": "text/plain; charset=utf-8",
-            "Content-Length": str(len(body)),
-            "Connection": "close",
-            **answer.headers,
-        }
-        lines = [f"HTTP/1.1 {answer.status.value} {answer.status.phrase}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([*lines, "", ""]).encode()
-        self._transport.write(head if self._method == "HEAD" else head + body)
+        with_body = self._method != "HEAD"
+        self._transport.write(
+            http_answer(answer.status, body, with_body=with_body, **answer.headers)
+        )
         hang_up(self._transport, self._end_wait)
 
     def _header(self, name: str) -> str:

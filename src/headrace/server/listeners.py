@@ -4,19 +4,24 @@ Inheriting follows sd_listen_fds(3): `LISTEN_FDS` sockets from descriptor 3 on, 
 with the names `LISTEN_FDNAMES`. Elsewhere: the protocol that answers on each socket (`server.py`).
 
 A service manager is notified by datagrams to `NOTIFY_SOCKET`, if it is set, as in sd_notify(3).
+
+A peer of another protocol that has connected to the wrong port is recognised by its first bytes.
 """
 
 import logging
 import os
 import socket
 import time
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
+from http import HTTPStatus
 from typing import NamedTuple
 
 from headrace.config.settings import Listen
 from headrace.config.values import Address
 from headrace.errors import ListenError
 from headrace.printing import quoted
+
+logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
 NAMES = ("figg", "ws", "http")
@@ -178,7 +183,7 @@ def _address(sock: socket.socket) -> Address:
     return Address(*sock.getsockname()[:2])
 
 
-logger = logging.getLogger(__name__)
+# The service manager
 
 READY = "READY=1"
 STOPPING = "STOPPING=1"
@@ -205,4 +210,54 @@ class ServiceManager:
                 sock.setblocking(False)
                 sock.sendto(state.encode(), self._address)
         except OSError as error:
-            logger.warning("the service manager was not told %s: %s", state, error.strerror)
+            logger.warning("cannot notify the service manager of %s: %s", state, error.strerror)
+
+
+# Peers at the wrong port
+
+TLS_HELLO = b"\x16\x03"
+"""First bytes of a TLS connection: a handshake record of any version."""
+
+TLS_ON_PLAIN_PORT = (
+    "this is TLS, and the port is plain: connect without TLS, or put a proxy that ends TLS in front"
+)
+
+_METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI * HTTP")
+
+
+class Stranger(NamedTuple):
+    """A peer that does not speak Figg."""
+
+    reason: str
+    answer: bytes
+    """Answer in the peer's own protocol, where that is cheap; else empty."""
+
+
+def recognise(data: bytes, listeners: Mapping[str, str]) -> Stranger | None:
+    """Recognise another protocol by its first bytes, with which no Figg message begins. None for Figg."""
+    if data.startswith(TLS_HELLO):
+        return Stranger(TLS_ON_PLAIN_PORT, b"")
+    if not data.startswith(_METHODS):
+        return None
+    http, ws = listeners.get("http", "another port"), listeners.get("ws", "another port")
+    if b"upgrade: websocket" in data.lower():
+        reason = f"this is WebSocket, and the port speaks Figg: WebSocket listens at {ws}"
+    else:
+        reason = f"this is HTTP, and the port speaks Figg: HTTP listens at {http}"
+    return Stranger(reason, http_answer(HTTPStatus.BAD_REQUEST, f"{reason}\n".encode()))
+
+
+def http_answer(
+    status: HTTPStatus, body: bytes, *, with_body: bool = True, **headers: str
+) -> bytes:
+    """Return an answer in HTTP, after which the connection ends. Underscores in `headers` are hyphens."""
+    fields = {
+        "Content_Type": "text/plain; charset=utf-8",
+        "Content_Length": str(len(body)),
+        "Connection": "close",
+        **headers,
+    }
+    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
+    head = "\r\n".join([*lines, "", ""]).encode()
+    return head + body if with_body else head

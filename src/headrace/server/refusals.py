@@ -14,7 +14,7 @@ from typing import Protocol
 
 from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.metrics import Metrics
+from headrace.server.diagnostics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ class _Address:
             self.unlogged += 1
             return
         self.logged_s = now_s
-        held = f"; held for {held_s:g} s, further refusals are summed up" if held_s else ""
+        held = f"; held for {held_s:g} s, later refusals are logged as a sum" if held_s else ""
         logger.warning("%s: closing: %s%s", peer.peer, reason, held)
 
     def sum_up(self, name: str, now_s: float) -> None:

@@ -1,9 +1,12 @@
-"""Settings that change while the server runs: separates them from those that need a restart. No I/O.
+"""SIGHUP: a request to read the settings again, or the end of the server's terminal.
 
 A setting reloads if its annotation in `config/` says so. All others keep the value that the server was
-started with, whatever the file says now.
+started with, whatever the file says now. Elsewhere: applying the settings (`server.py`).
 """
 
+import os
+import signal
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import msgspec
@@ -16,6 +19,37 @@ RULES = "topics"
 
 _NOT_OF_THE_SERVER = "pipeline."
 """Prefix of the settings of jobs, which the server does not read."""
+
+
+LoadConfig = Callable[[], Config]
+"""Function that reads the settings again from their sources. Raises `ConfigError`."""
+
+
+class Hangup:
+    """Interpretation of SIGHUP: a request to read the settings again, or the end of the server's terminal."""
+
+    def __init__(self) -> None:
+        """Ignore SIGHUP from the start of the process until the server is ready."""
+        self._has_terminal = _has_terminal()
+        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup does this
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+
+    @property
+    def is_end_of_terminal(self) -> bool:
+        return self._has_terminal and not _has_terminal()
+
+    @property
+    def stops(self) -> bool:
+        """True if the server stops when the terminal it was started in is closed. False under nohup."""
+        return not self._is_ignored
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
+    except OSError:
+        return False
+    return True
 
 
 class Reload(NamedTuple):

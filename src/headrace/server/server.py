@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import uvloop
@@ -34,23 +33,22 @@ from headrace.payload.checks import UPLOAD_CHECKS
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
+from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.channel.connection import ChannelConnections
 from headrace.server.channel.rules import make_channels, make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.credentials import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.diagnostics import Health, Metrics
 from headrace.server.handshake import Door, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
-from headrace.server.http.waiting import LongPolls
+from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_text, open_listeners
 from headrace.server.logux.connection import Logux
-from headrace.server.metrics import Health, Metrics
-from headrace.server.reload import TOKENS, merge
-from headrace.server.runner import LoopRunner
-from headrace.server.tcp import FiggConnection
-from headrace.server.wombat import Wombats
+from headrace.server.loop import LoopRunner
+from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
+from headrace.server.topic_connection import FiggConnection, Wombats
 from headrace.wire.channel import messages as channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -70,10 +68,6 @@ _COLLECT_THRESHOLDS = (20_000, 20, 20)
 """Thresholds for rare collections: batches create many short-lived containers, but no cycles to find."""
 
 
-LoadConfig = Callable[[], Config]
-"""Function that reads the settings again from their sources. Raises `ConfigError`."""
-
-
 def run(config: Config, load: LoadConfig | None = None) -> int:
     """Serve until stopped, and return the process's exit code. With `load`, SIGHUP reads settings again."""
     diagnostics.set_up(config)
@@ -89,44 +83,20 @@ def run(config: Config, load: LoadConfig | None = None) -> int:
         print(f"headrace: {error}", file=sys.stderr)
         return 1
     except OSError as error:
-        print(f"headrace: the data directory {config.data_dir}: {error.strerror}", file=sys.stderr)
+        print(
+            f"headrace: cannot use the data directory {config.data_dir}: {error.strerror}",
+            file=sys.stderr,
+        )
         return 1
 
 
-async def _serve(config: Config, load: LoadConfig | None, hangup: "Hangup") -> int:
+async def _serve(config: Config, load: LoadConfig | None, hangup: Hangup) -> int:
     server = Server(config, load, hangup)
     await server.start()
     try:
         return await server.until_stopped()
     finally:
         await server.stop()
-
-
-class Hangup:
-    """Interpretation of SIGHUP: a request to read the settings again, or the end of the server's terminal."""
-
-    def __init__(self) -> None:
-        """Ignore SIGHUP from the start of the process until the server is ready."""
-        self._has_terminal = _has_terminal()
-        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup does this
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-
-    @property
-    def is_end_of_terminal(self) -> bool:
-        return self._has_terminal and not _has_terminal()
-
-    @property
-    def stops(self) -> bool:
-        """True if the server stops when the terminal it was started in is closed. False under nohup."""
-        return not self._is_ignored
-
-
-def _has_terminal() -> bool:
-    try:
-        os.close(os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY | os.O_CLOEXEC))
-    except OSError:
-        return False
-    return True
 
 
 class Server:
@@ -316,9 +286,9 @@ class Server:
             timeout_s = _DRAIN_FULL_TIMEOUT_S if full else _DRAIN_TIMEOUT_S
             if time.monotonic() - started_s > timeout_s:
                 logger.warning(
-                    "stopping on a full disk: what was acknowledged is in the journal, the rest is dropped"
+                    "stopping while the disk is full: the journal keeps acknowledged records, others are lost"
                     if full
-                    else "stopping with commits that are not applied: they stay in the journal"
+                    else "stopping before all commits are applied: the journal keeps them for the next start"
                 )
                 return False
             self._store.write_again()
@@ -357,7 +327,7 @@ class Server:
         try:
             found = merge(self._config, self._load())
         except ConfigError as error:
-            logger.error("SIGHUP: the settings stay as they are: %s", error)
+            logger.error("SIGHUP: no setting was changed: %s", error)
         else:
             self._apply(found.config)
             if TOKENS in found.changed:
@@ -365,7 +335,7 @@ class Server:
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(
-                    "SIGHUP: these settings need a restart, and are as before until then: %s",
+                    "SIGHUP: these settings keep their values until a restart: %s",
                     ", ".join(found.waiting),
                 )
         self._manager.tell(notify.READY)
@@ -391,7 +361,7 @@ class Server:
         if not timer.cancelled():
             error = timer.exception()
             why = described(error) if error is not None else "it ended"
-            self._fail(f"internal error in the work by the clock: {why}")
+            self._fail(f"internal error in the periodic work: {why}")
 
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""

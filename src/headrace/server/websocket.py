@@ -1,29 +1,25 @@
-"""WebSocket connections: assembles picows' frames into messages and sends close codes. Knows no protocol.
+"""WebSocket connections: assemble frames into messages, and send close codes. They know no protocol.
 
 Each protocol has its own subclass of `WebSocketConnection`. The messages of one read are passed on together,
 so that batches cross layers here too.
 """
 
 import asyncio
-import logging
-import sys
 from collections.abc import Sequence
 from typing import Any
 
-import picows
-from picows.picows import WSProtocol  # type: ignore[attr-defined]
-
 from headrace.model import Refusal
-from headrace.server.connection import Connection
+from headrace.picows_adapter import (
+    ServerListener,
+    WSCloseCode,
+    WSFrame,
+    WSMsgType,
+    WSTransport,
+    serve,
+)
+from headrace.server.connection import Connection, Connections, Pause
+from headrace.session.server import ServerSession
 from headrace.wire import websocket
-
-logger = logging.getLogger(__name__)
-
-_READ_BUFFER_BYTES = 1024
-"""Read buffer of an idle connection. It grows with the data that arrives."""
-
-_READ_BYTES_MAX = 1 << 17
-"""Largest read. Otherwise the buffer, which never shrinks, would grow to all that the kernel holds."""
 
 _CONTROL_BYTES_MAX = 125
 """Largest payload of a ping, pong or close (RFC 6455 section 5.5)."""
@@ -31,16 +27,19 @@ _CONTROL_BYTES_MAX = 125
 _CLOSE_FRAME = b"\x88"
 """First byte of a CLOSE that is not fragmented."""
 
-_BINARY = picows.WSMsgType.BINARY
-_TEXT = picows.WSMsgType.TEXT
-_CONTINUATION = picows.WSMsgType.CONTINUATION
-_CLOSE = picows.WSMsgType.CLOSE
-_PING = picows.WSMsgType.PING
-_PONG = picows.WSMsgType.PONG
+_BINARY = WSMsgType.BINARY
+_TEXT = WSMsgType.TEXT
+_CONTINUATION = WSMsgType.CONTINUATION
+_CLOSE = WSMsgType.CLOSE
+_PING = WSMsgType.PING
+_PONG = WSMsgType.PONG
 
 
 class WebSocketConnection(Connection):
-    """A connection whose peer sends messages and learns the reason when it is closed."""
+    """A connection whose peer sends messages and learns the reason when it is closed.
+
+    Implements `ServerConnection`.
+    """
 
     __slots__ = ("_kept_close", "_says_goodbye", "_websocket")
     message_bytes_max: int
@@ -50,7 +49,7 @@ class WebSocketConnection(Connection):
     large_refusal: Refusal | None = None
     """Set in protocols where a message above that size is a publish that the peer would send again."""
 
-    def websocket_opened(self, transport: asyncio.Transport, ws: picows.WSTransport) -> None:
+    def websocket_opened(self, transport: asyncio.Transport, ws: WSTransport) -> None:
         self._websocket = ws
         self._kept_close = b""
         """Picows' CLOSE for a frame that is too large, kept while this peer is held."""
@@ -102,48 +101,86 @@ class WebSocketConnection(Connection):
             self._write(self._kept_close)  # picows counts it as sent, and sends no other
             return
         self._says_goodbye = True
-        self._websocket.send_close(picows.WSCloseCode(code), websocket.close_reason(reason))
+        self._websocket.send_close(WSCloseCode(code), websocket.close_reason(reason))
+
+
+class PingedConnections:
+    """The connections of one protocol: silent peers are pinged, and closed if they stay silent."""
+
+    def __init__(self, shared: Connections, *, ping_s: float, timeout_s: float) -> None:
+        self.shared = shared
+        self.ping_s = ping_s
+        self.timeout_s = timeout_s
+        """Time for an answer to the ping."""
+        self.open: dict[PingedConnection, None] = {}
+        """Connections in the order in which they were last heard."""
+
+    def tick(self, now: float) -> None:
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
+
+
+class PingedConnection(WebSocketConnection):
+    __slots__ = ("_pinged", "hub")
+
+    def __init__(self, hub: PingedConnections, session: ServerSession) -> None:
+        self.hub = hub
+        self._pinged = False
+        super().__init__(hub.shared, session)
+        hub.open[self] = None
+
+    def lost(self) -> None:
+        self.hub.open.pop(self, None)
+        super().lost()
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed or self._transport.is_closing()
+
+    def tick(self, now: float) -> bool:
+        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
+        if now < self._heard_s + self.hub.ping_s:
+            return False
+        if self._is_unread:
+            self._was_heard()  # the server could not hear the peer
+        elif now >= self._heard_s + self.hub.ping_s + self.hub.timeout_s:
+            self.hub.open.pop(self, None)
+            self._stays_silent(f"nothing was heard for {now - self._heard_s:.0f} s")
+        elif not self._pinged:
+            self._pinged = True
+            self._ping()
+        return True
+
+    @property
+    def _is_unread(self) -> bool:
+        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
+        return bool(self._paused & ~Pause.ANSWERS)
+
+    def _ping(self) -> None:
+        raise NotImplementedError
+
+    def _stays_silent(self, reason: str) -> None:
+        self.close(reason, websocket.POLICY_VIOLATION)
+
+    def _was_heard(self) -> None:
+        self._heard_s = self._shared.loop.time()
+        self._pinged = False
+        if self.hub.open.pop(self, self) is None:
+            self.hub.open[self] = None
 
 
 def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
-    """Hand a transport over to picows. `data` is the handshake, and perhaps the first frames."""
+    """Make a transport a WebSocket. `data` is the handshake, and perhaps the first frames."""
     frames = _Frames(connection, transport)
-    protocol = _Protocol(
-        None,
-        None,
-        False,  # only clients have a host and a path; this is the server
-        lambda _: frames,
-        _Silent(logger, None),
-        True,
-        None,  # an internal error ends the connection; the handshake has arrived
-        False,
-        10,
-        10,
-        picows.WSAutoPingStrategy.PING_WHEN_IDLE,  # picows sends no pings
-        # Picows sends no pongs either: pongs that a peer does not read must be counted.
-        False,
-        connection.message_bytes_max,
-        None,
-        _READ_BUFFER_BYTES,
-    )
-    transport.pause_reading()
-    transport.set_protocol(protocol)
-    protocol.frames = frames
-    protocol.connection_made(_Transport(transport, connection))
-    # Pausing and resuming makes the loop read for the new protocol, which is of another kind.
-    transport.resume_reading()
-    while data:
-        room = protocol.get_buffer(-1)
-        size = min(len(room), len(data))
-        room[:size] = data[:size]
-        protocol.buffer_updated(size)
-        data = data[size:]
+    serve(frames, transport, data, frame_bytes_max=connection.message_bytes_max)
 
 
-class _Frames(picows.WSListener):
+class _Frames(ServerListener):
     """Assembles messages, and passes on those of one read together."""
 
-    __slots__ = ("_add", "_is_text", "_messages", "_parts", "_pongs", "_transport", "connection")
+    __slots__ = ("_add", "_is_text", "_messages", "_parts", "_pongs", "_transport")
+    connection: WebSocketConnection
 
     def __init__(self, connection: WebSocketConnection, transport: asyncio.Transport) -> None:
         self.connection = connection
@@ -154,10 +191,10 @@ class _Frames(picows.WSListener):
         self._is_text = False
         self._pongs = bytearray()
 
-    def on_ws_connected(self, ws: picows.WSTransport) -> None:
+    def on_ws_connected(self, ws: WSTransport) -> None:
         self.connection.websocket_opened(self._transport, ws)
 
-    def on_ws_frame(self, ws: picows.WSTransport, frame: picows.WSFrame) -> None:
+    def on_ws_frame(self, ws: WSTransport, frame: WSFrame) -> None:
         # Only this method runs for every incoming message, so it is short. Asking a frame for its type costs
         # as much as all the rest, and most frames need not be asked: a frame is binary if it is longer than a
         # control frame may be, and begins like a MessagePack map, as no text does.
@@ -170,7 +207,7 @@ class _Frames(picows.WSListener):
         else:
             self._other(frame, payload)
 
-    def on_ws_disconnected(self, ws: picows.WSTransport) -> None:
+    def on_ws_disconnected(self, ws: WSTransport) -> None:
         self.connection.lost()
 
     def pause_writing(self) -> None:
@@ -190,7 +227,7 @@ class _Frames(picows.WSListener):
             self._messages.clear()
             self.connection.messages_received(messages)
 
-    def _other(self, frame: picows.WSFrame, payload: bytes) -> None:
+    def _other(self, frame: WSFrame, payload: bytes) -> None:
         kind = frame.msg_type
         if kind is _BINARY and frame.fin and self._parts is None:
             self._add(payload)
@@ -215,7 +252,7 @@ class _Frames(picows.WSListener):
         elif kind is _PING:
             self._pongs += websocket.frame(payload, websocket.PONG)
 
-    def _fragment(self, frame: picows.WSFrame, payload: bytes) -> None:
+    def _fragment(self, frame: WSFrame, payload: bytes) -> None:
         """Add a fragment to its message (RFC 6455 section 5.4)."""
         begins = frame.msg_type is not _CONTINUATION
         if begins is not (self._parts is None):
@@ -246,65 +283,3 @@ class _Frames(picows.WSListener):
         """Refuse the peer, after passing on the messages that came before."""
         self.hand_on()
         self.connection.refuse(reason, code)
-
-
-class _Protocol(WSProtocol):  # type: ignore[misc]
-    """Picows' protocol, extended to notice the end of a read."""
-
-    __slots__ = ("frames", "room")
-
-    def get_buffer(self, size_hint: int) -> memoryview:
-        buffer: memoryview = super().get_buffer(size_hint)[:_READ_BYTES_MAX]
-        self.room = len(buffer)
-        return buffer
-
-    def buffer_updated(self, size: int) -> None:
-        super().buffer_updated(size)
-        try:
-            self.frames.hand_on()
-        except Exception:
-            logger.exception("internal error in a WebSocket connection")
-            self.frames.connection.close("a fault of the server", websocket.INTERNAL_ERROR)
-        # After refusing a frame, picows would still read it for a moment, however large it is.
-        if self.transport.is_close_frame_sent:
-            self.frames.connection.frames_refused()
-        elif size == self.room:
-            self.frames.connection.more_to_read()
-
-
-class _Transport:
-    """Transport for picows: the real one, except that the connection controls writing and hanging up."""
-
-    __slots__ = ("_connection", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, connection: WebSocketConnection) -> None:
-        self._transport = transport
-        self._connection = connection
-
-    def close(self) -> None:
-        self._connection.frames_refused()
-
-    def write(self, data: bytes | memoryview) -> None:
-        """Send the answer to the handshake, or a CLOSE. All other data bypasses picows."""
-        copied = bytes(data)  # picows owns the memory
-        if not self._connection.keeps(copied) and not self._transport.is_closing():
-            self._transport.write(copied)
-
-    def get_write_buffer_size(self) -> int:
-        return 1  # at 0, picows would write to the socket itself
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._transport, name)
-
-
-class _Silent(logging.LoggerAdapter[logging.Logger]):
-    """Logger for picows: drops messages about peers, and logs exceptions as internal errors.
-
-    The server itself logs what matters about peers.
-    """
-
-    def isEnabledFor(self, level: int) -> bool:  # noqa: N802
-        return level >= logging.CRITICAL
-
-    def exception(self, msg: object, *args: object, **kwargs: object) -> None:
-        logger.error("internal error in a WebSocket connection", exc_info=sys.exc_info())

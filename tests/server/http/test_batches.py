@@ -12,12 +12,12 @@ from starlette.applications import Starlette
 
 from headrace.config.settings import Config
 from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.server.diagnostics import Metrics
 from headrace.server.http import api
 from headrace.server.http import batches as api_batches
 from headrace.server.http import shared as api_shared
 from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
-from headrace.server.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore, block
 

@@ -13,8 +13,8 @@ from headrace import connect_blocking
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Config, Journal
-from headrace.server.http import cursors as api_cursors
-from headrace.server.http.cursors import CursorsApi
+from headrace.server.http import topics as api_cursors
+from headrace.server.http.topics import CursorsApi
 from headrace.testing import ServerProcess, wait_until
 from headrace.testing.store import StepStore
 

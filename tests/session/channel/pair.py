@@ -12,9 +12,9 @@ from headrace.client.channel.events import Inbox
 from headrace.config.protocols import ChannelSettings
 from headrace.payload.channel import decode_message
 from headrace.payload.reducers import reducer
+from headrace.server.access import Credentials
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
-from headrace.server.credentials import Credentials
-from headrace.server.turns import Turns
+from headrace.server.loop import Turns
 from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
 from headrace.session.channel.membership import (
     Ended,

@@ -12,7 +12,7 @@ from websockets.sync.client import connect
 
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.payload.channel import Content
-from headrace.server.snapshots import postgres as server_side
+from headrace.server.channel import postgres as server_side
 from headrace.testing import ServerFailedError, ServerProcess, wait_until
 from tests.archives import extract
 from tests.system.channel.postgres import PASSWORD, Cluster, Database
@@ -244,11 +244,13 @@ def test_a_server_starts_without_its_database_and_says_so(
 ):
     with cluster.stopped():
         server = start(config=config(database.url))
-        server.wait_stderr("PostgreSQL cannot keep snapshots of channels for now: connection")
+        server.wait_stderr(
+            "PostgreSQL does not store snapshots of channels at the moment: connection"
+        )
         assert get(server, "/healthz")[0] == 200
     a = Processor(server, "a")
     wait_until(lambda: a.ask("POST", "join")[0] == 200, what="the database to be found")
-    server.wait_stderr("PostgreSQL keeps snapshots of channels again")
+    server.wait_stderr("PostgreSQL stores snapshots of channels again")
 
 
 def test_a_wrong_password_is_told_to_operators_and_not_to_clients(start: Start, cluster: Cluster):
@@ -321,7 +323,7 @@ def test_a_snapshot_of_another_data_directory_is_not_taken_for_ours(
     )
     status, refused = Processor(server, "a").ask("POST", "join")
     assert (status, refused["code"]) == (503, "unavailable")
-    assert "of another data directory" in refused["error"]
+    assert "from another data directory" in refused["error"]
 
 
 def test_one_bad_row_is_the_trouble_of_its_channel_alone(start: Start, database: Database):

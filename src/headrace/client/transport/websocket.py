@@ -12,7 +12,9 @@ from contextlib import suppress
 from ssl import SSLContext
 from typing import Any
 
-from picows import (
+from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport
+from headrace.client.transport.tcp import open_socket
+from headrace.picows_adapter import (
     WSCloseCode,
     WSError,
     WSFrame,
@@ -22,9 +24,6 @@ from picows import (
     WSTransport,
     ws_connect,
 )
-
-from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport
-from headrace.client.transport.tcp import open_socket
 from headrace.printing import described
 from headrace.wire.websocket import KEY_BYTES, masked_frames
 

@@ -1,7 +1,4 @@
-"""Channels over WebSocket: the connections of one server, and the requests of their peers.
-
-Elsewhere: messages from channels to a connection (`subscriber.py`).
-"""
+"""Channels over WebSocket: the requests of peers, messages to peers, and peers that read or say nothing."""
 
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,18 +14,25 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
-from headrace.server.channel.subscriber import ChannelSubscriber
+from headrace.server.access import Credentials, Grant
 from headrace.server.connection import Connections, Pause
-from headrace.server.credentials import Credentials, Grant
-from headrace.session.channel.server import AuthenticateProcessor, Request
+from headrace.server.websocket import PingedConnection, PingedConnections
+from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
+from headrace.wire import websocket
 from headrace.wire.channel import messages as wire
 
 FETCH_MESSAGES_MAX = 500
 
+LARGE_REQUESTS_MAX = 32
+"""Pending requests of one connection that have a few bytes, but whose answers may have a megabyte."""
+
+_PUSHED_BYTES_MAX = 1 << 16
+"""Bytes of messages that are pushed before the transport is asked if it has room for more."""
+
 _LARGE = wire.Join | wire.Fetch | wire.SnapshotRequest
 
 
-class ChannelConnections:
+class ChannelConnections(PingedConnections):
     """State that the channel connections of one server share."""
 
     def __init__(
@@ -38,31 +42,46 @@ class ChannelConnections:
         settings: ChannelSettings,
         credentials: Credentials,
     ) -> None:
-        self.shared = shared
+        super().__init__(shared, ping_s=settings.ping_s, timeout_s=settings.ping_s)
         self.channels = channels
-        self.settings = settings
         self.credentials = credentials
-        self.open: dict[ChannelSubscriber, None] = {}
-        """Connections in the order in which they were last heard."""
 
     def __call__(self) -> "ChannelConnection":
         return ChannelConnection(self)
 
-    def tick(self, now: float) -> None:
-        for connection in list(self.open):
-            if not connection.tick(now):
-                break
 
+class ChannelConnection(PingedConnection):
+    """Implements `Subscriber`."""
 
-class ChannelConnection(ChannelSubscriber):
-    __slots__ = ("_grant", "_joining")
+    __slots__ = (
+        "_grant",
+        "_joined",
+        "_joining",
+        "_large",
+        "_pushed_bytes",
+        "_sated",
+        "_stalled",
+    )
+    protocol = "channel"
+    message_bytes_max = wire.MESSAGE_BYTES_MAX
+    takes_text = True
+    hub: ChannelConnections
+    _session: ChannelServerSession
 
     def __init__(self, hub: ChannelConnections) -> None:
         self._grant: Grant | None = None
+        self._joined: dict[str, Channel] = {}
         self._joining: dict[str, list[tuple[Request, int]]] = {}
         """Channels whose `join` is not answered, each with the requests that came after it."""
-        super().__init__(hub)
-        hub.open[self] = None
+        self._stalled: dict[str, None] = {}
+        """Channels with messages for this processor for which there was no room."""
+        self._large = 0
+        """Number of pending requests with large answers."""
+        self._sated = False
+        """True while requests wait until answers have been sent."""
+        self._pushed_bytes = 0
+        """Bytes of messages that were pushed since the transport was last asked for room."""
+        super().__init__(hub, ChannelServerSession(hub.ping_s))
 
     def messages_received(self, messages: Sequence[bytes | str]) -> None:
         self._was_heard()
@@ -135,8 +154,7 @@ class ChannelConnection(ChannelSubscriber):
             self._carry_out()
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
-        address = self.peer.rpartition(":")[0]
-        self._grant = self._hub.credentials.grant(command.processor, command.token, address)
+        self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
         if self._grant is None:
             self.handle([self._session.turn_away()], 0)
         else:
@@ -186,13 +204,7 @@ class ChannelConnection(ChannelSubscriber):
             elif isinstance(message, wire.Leave):
                 self._leave(message, say)
             elif isinstance(message, wire.SnapshotRequest):
-                self._hub.channels.load_snapshot(
-                    name,
-                    lambda found: say(
-                        {"type": "snapshot", "channel": name, "snapshot": self._snapshot(found)}
-                    ),
-                    lambda reason: refuse(ChannelError("unavailable", reason)),
-                )
+                self._load_snapshot(name, say, refuse)
             elif isinstance(message, wire.Fetch):
                 self._fetch(*self._member(name), message, refuse, done)
             else:
@@ -208,6 +220,21 @@ class ChannelConnection(ChannelSubscriber):
         if is_large:
             self._answer()  # write now, to know how much the peer leaves unread
 
+    def _load_snapshot(
+        self,
+        name: str,
+        say: Callable[[dict[str, Any]], None],
+        refuse: Callable[[ChannelError], None],
+    ) -> None:
+        def found(snapshot: StoredSnapshot | None) -> None:
+            binary = self._session.binary
+            fields = None if snapshot is None else snapshot_fields(snapshot, binary=binary)
+            say({"type": "snapshot", "channel": name, "snapshot": fields})
+
+        self.hub.channels.load_snapshot(
+            name, found, lambda reason: refuse(ChannelError("unavailable", reason))
+        )
+
     def _check(self, name: str) -> None:
         if name in self._joined:
             return
@@ -220,12 +247,12 @@ class ChannelConnection(ChannelSubscriber):
         name = message.channel
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
-        channel = self._hub.channels.get(name)
+        channel = self.hub.channels.get(name)
         left = {"type": "left", "channel": name}
         channel.leave(
             self._session.processor, lambda: say(left), self, forget=message.forget is True
         )
-        self._hub.channels.rest(channel)
+        self.hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
         channel = self._joined.get(name)
@@ -247,19 +274,19 @@ class ChannelConnection(ChannelSubscriber):
         is_new = name not in self._joined
         if is_new and len(self._joined) >= limit:
             raise ChannelError("too-many", f"a connection may join {limit} channels")
-        channel = self._hub.channels.get(name)
+        channel = self.hub.channels.get(name)
         self._joined[channel.name] = channel  # the channel's own string, to save memory
         self._joining[channel.name] = []
 
         def refused(error: ChannelError) -> None:
             if is_new:
                 self._joined.pop(name, None)
-                self._hub.channels.rest(channel)
+                self.hub.channels.rest(channel)
             refuse(error)
             self._joining_over(name)
 
         def answered(joined: Joined) -> None:
-            say(self._told(name, joined))
+            say({"type": "joined"} | joined_fields(name, joined, binary=self._session.binary))
             self._joining_over(name)
 
         channel.join(
@@ -272,35 +299,11 @@ class ChannelConnection(ChannelSubscriber):
             lease_ms=int((message.lease_s or 0) * 1000),
         )
 
-    def _told(self, name: str, joined: Joined) -> dict[str, Any]:
-        told: dict[str, Any] = {"type": "joined", "channel": name}
-        told |= {"epoch": joined.epoch, "start": joined.start, "end": joined.end}
-        told |= {"cursor": joined.cursor, "number": joined.number}
-        if joined.lease_ms:
-            told["lease_s"] = joined.lease_ms / 1000
-        if joined.missed is not None:
-            told["missed"] = joined.missed._asdict()
-        if joined.snapshot is not None:
-            told["snapshot"] = self._snapshot(joined.snapshot)
-        return told
-
-    def _snapshot(self, snapshot: StoredSnapshot | None) -> dict[str, Any] | None:
-        if snapshot is None:
-            return None
-        content = wire.content(snapshot.content, binary=self._session.binary)
-        return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
-
     def _accepted(self, message: wire.Send, size: int, accepted: Accepted) -> None:
         session = self._session
         offset, is_duplicate = accepted
         if is_duplicate or session.binary or offset is None:
-            told: dict[str, Any] = {"type": "sent", "channel": message.channel}
-            told["number"] = message.number
-            if offset is not None:
-                told["offset"] = offset
-            if is_duplicate:
-                told["duplicate"] = True
-            session.say(told)
+            session.say({"type": "sent"} | sent_fields(message.channel, message.number, accepted))
         else:
             session.say_encoded(wire.encode_sent(message.channel, message.number, offset))
         self._done(size)
@@ -331,6 +334,132 @@ class ChannelConnection(ChannelSubscriber):
             channel.fetch(member, limit, answer)
         else:
             channel.ack(member, message.ack, lambda _: channel.fetch(member, limit, answer), refuse)
+
+    # Interface for channels
+
+    @property
+    def instance(self) -> str:
+        return self._session.instance
+
+    @property
+    def attempt(self) -> int:
+        return self._session.attempt
+
+    def messages(self, channel: str, batch: Batch) -> bool:
+        if self.is_gone:
+            return False
+        if not self._writable:
+            self._stalled[channel] = None
+            return False
+        # The frame follows `joined` and all earlier answers, and is written with the others of one commit.
+        frame = self._encoded(batch)
+        self._session.say_encoded(frame)
+        self._pushed_bytes += len(frame)
+        if self._pushed_bytes < _PUSHED_BYTES_MAX:
+            self._answer_soon()
+        else:
+            self._pushed_bytes = 0
+            self._answer()  # write now, to know if there is room for more
+        return True
+
+    def signal(self, channel: str) -> None:
+        self._session.say({"type": "signal", "channel": channel, "name": "pending"})
+        self._answer_soon()
+
+    def ended(self, channel: str, reason: str) -> None:
+        self._joined.pop(channel, None)
+        self._stalled.pop(channel, None)
+        self._session.say({"type": "left", "channel": channel, "reason": reason})
+        self._answer_soon()
+
+    def _encoded(self, batch: Batch) -> bytes:
+        binary = self._session.binary
+        frame = batch.encoded.get(binary)
+        if frame is None:
+            frame = batch.encoded[binary] = wire.encode_messages(
+                batch.channel, batch.messages, batch.more, batch.lost, binary=binary
+            )
+        return frame
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._was_heard()  # the peer has read something
+        self._carry_on()
+        while self._stalled and self._writable:
+            name = next(iter(self._stalled))
+            del self._stalled[name]
+            channel = self._joined.get(name)
+            member = channel.members.get(self._session.processor) if channel is not None else None
+            if channel is not None and member is not None and member.subscriber is self:
+                channel.go_on(member)
+
+    def lost(self) -> None:
+        joined, self._joined = self._joined, {}
+        self.hub.channels.lost(self, self._session.processor, joined)
+        super().lost()
+
+    # Peers that do not read
+
+    @property
+    def _owes_much(self) -> bool:
+        return bool(self._paused & Pause.ANSWERS) or self._large >= LARGE_REQUESTS_MAX
+
+    def _carry_out(self) -> None:
+        """Execute commands unless the peer leaves too much unread. Requests are small, answers are not."""
+        self._sated = self._owes_much and not self.is_gone and self._goodbye is None
+        if self._sated:
+            self.pause(Pause.COMMANDS)
+        else:
+            super()._carry_out()
+
+    def _carry_on(self) -> None:
+        if self._sated:
+            self._carry_out()
+
+    # Silent peers
+
+    def ponged(self) -> None:
+        self._was_heard()
+
+    def answer(self, data: bytes) -> None:
+        self._was_heard()  # the peer has sent pings
+        super().answer(data)
+
+    @property
+    def _is_unread(self) -> bool:
+        return super()._is_unread and not self._sated
+
+    def _ping(self) -> None:
+        self._write_answer(websocket.frame(b"", websocket.PING))
+
+
+def joined_fields(name: str, joined: Joined, *, binary: bool) -> dict[str, Any]:
+    """Return the fields of the answer to a `join`."""
+    told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
+    told |= {"start": joined.start, "end": joined.end}
+    told |= {"cursor": joined.cursor, "number": joined.number}
+    if joined.lease_ms:
+        told["lease_s"] = joined.lease_ms / 1000
+    if joined.missed is not None:
+        told["missed"] = joined.missed._asdict()
+    if joined.snapshot is not None:
+        told["snapshot"] = snapshot_fields(joined.snapshot, binary=binary)
+    return told
+
+
+def sent_fields(name: str, number: int, accepted: Accepted) -> dict[str, Any]:
+    """Return the fields of the answer to a `send`."""
+    told: dict[str, Any] = {"channel": name, "number": number}
+    if accepted.offset is not None:
+        told["offset"] = accepted.offset
+    if accepted.is_duplicate:
+        told["duplicate"] = True
+    return told
+
+
+def snapshot_fields(snapshot: StoredSnapshot, *, binary: bool) -> dict[str, Any]:
+    content = wire.content(snapshot.content, binary=binary)
+    return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
 
 
 class _Once:

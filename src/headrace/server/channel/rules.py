@@ -13,9 +13,9 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import Runner
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.reducers import Reducer, reducer
+from headrace.server.access import load_hook
+from headrace.server.channel.snapshots import PostgresSnapshots
 from headrace.server.clock import SteadyClock
-from headrace.server.credentials import load_hook
-from headrace.server.snapshots.store import PostgresSnapshots
 
 
 def make_channels(
@@ -80,7 +80,7 @@ def make_postgres(config: Config, store: EmbeddedStore) -> PostgresSnapshots | N
     if not url:
         return None
     try:
-        from headrace.server.snapshots import postgres
+        from headrace.server.channel import postgres
     except ImportError as error:
         raise ConfigError(
             f"channels.snapshots_url needs psycopg, which cannot be loaded ({error}): "

@@ -21,18 +21,16 @@ from headrace.config.protocols import AccessToken
 from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
+from headrace.server.access import AccessGate
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
-from headrace.server.http.access import AccessGate
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.cursors import CursorsApi
 from headrace.server.http.limits import RequestMemory
 from headrace.server.http.openapi import PATH, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.shared import RefusalWithFacts
-from headrace.server.http.topics import TopicsApi
-from headrace.server.http.waiting import LongPolls
+from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
 
 PROTOCOLS = ("figg", "wombat", "logux", "channel")
 """The protocols of connections, as `Connection.protocol` names them."""

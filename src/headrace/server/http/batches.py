@@ -29,9 +29,9 @@ from headrace.log.store import (
     BatchAnswer,
     BatchRefusedError,
 )
+from headrace.server.diagnostics import Metrics
 from headrace.server.http.limits import body_is_taken
 from headrace.server.http.shared import body, check_length, too_long
-from headrace.server.metrics import Metrics
 
 BODY_SILENCE_S = 30.0
 """Longest time without data from a body that is being uploaded."""

@@ -28,40 +28,25 @@ from headrace.payload.channel import (
 )
 from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
-from headrace.server.credentials import HTTP, is_granted, user_of
+from headrace.server.access import HTTP, is_granted, user_of
+from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
+from headrace.server.http.openapi import (
+    CHANNELS_LISTED_MAX,
+    JSON,
+    MESSAGES_MAX,
+    PATHS,
+    RAW,
+    STATUSES,
+    WAIT_S_MAX,
+)
 from headrace.server.http.shared import RefusalWithFacts, body, number
 from headrace.wire.channel import messages as wire
 
-CHANNELS_LISTED_MAX = 200
-"""Channels in one answer. The next page starts `after` the last name."""
-
-MESSAGES_MAX = 500
-WAIT_S_MAX = 60
 WAITING_MAX = 1000
 """Requests that wait for a message at the same time."""
 
 RENEWAL_S_MIN = 0.1
 """Shortest interval at which a waiting request renews the presence of its processor."""
-
-RAW = "application/octet-stream"
-JSON = "application/json"
-
-STATUSES = {
-    "bad-channel": 400,
-    "bad-content": 400,
-    "bad-offset": 400,
-    "bad-message": 400,
-    "wrong-credentials": 401,
-    "forbidden": 403,
-    "not-found": 404,
-    "not-joined": 409,
-    "gap": 409,
-    "not-uploaded": 409,
-    "too-large": 413,
-    "cannot-fold": 422,
-    "too-many": 429,
-    "unavailable": 503,
-}
 
 T = TypeVar("T")
 
@@ -78,23 +63,17 @@ class _Poll(NamedTuple):
 
 
 class ChannelsApi:
+    """Each endpoint is the method with the name of its operation in `PATHS`."""
+
     def __init__(self, channels: Channels) -> None:
         self._channels = channels
         self._waiting = 0
 
     def routes(self) -> list[Route]:
         return [
-            Route("/v1/channels", self.list),
-            Route("/v1/channel", self.describe),
-            Route("/v1/channel", self.destroy, methods=["DELETE"]),
-            Route("/v1/channel/keep", self.keep, methods=["POST"]),
-            Route("/v1/channel/join", self.join, methods=["POST"]),
-            Route("/v1/channel/leave", self.leave, methods=["POST"]),
-            Route("/v1/channel/messages", self.send, methods=["POST"]),
-            Route("/v1/channel/messages", self.poll, methods=["GET"]),
-            Route("/v1/channel/ack", self.ack, methods=["POST"]),
-            Route("/v1/channel/snapshot", self.upload, methods=["PUT"]),
-            Route("/v1/channel/snapshot", self.snapshot, methods=["GET"]),
+            Route(path, getattr(self, operation["operationId"]), methods=[method.upper()])
+            for path, operations in PATHS.items()
+            for method, operation in operations.items()
         ]
 
     # Endpoints for processors
@@ -108,16 +87,7 @@ class ChannelsApi:
                 processor, None, Receive.POLL, done, refuse, origin=origin, lease_ms=lease_ms
             ),
         )
-        told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
-        told |= {"start": joined.start, "end": joined.end}
-        told |= {"cursor": joined.cursor, "number": joined.number}
-        if joined.lease_ms:
-            told["lease_s"] = joined.lease_ms / 1000
-        if joined.missed is not None:
-            told["missed"] = joined.missed._asdict()
-        if joined.snapshot is not None:
-            told["snapshot"] = _told_snapshot(joined.snapshot)
-        return _json(told)
+        return _json(joined_fields(name, joined, binary=False))
 
     async def leave(self, request: Request) -> Response:
         name, processor = self._asked(request)
@@ -138,12 +108,8 @@ class ChannelsApi:
             name,
             lambda channel, done, _: channel.send(channel.request(processor), sent, content, done),
         )
-        told: dict[str, Any] = {"channel": name, "number": sent}
-        if accepted.offset is not None:
-            told["offset"] = accepted.offset
-        if accepted.is_duplicate:
-            told["duplicate"] = True
-        return _json(told, 200 if accepted.is_duplicate else 201)
+        status = 200 if accepted.is_duplicate else 201
+        return _json(sent_fields(name, sent, accepted), status)
 
     async def poll(self, request: Request) -> Response:
         name, processor = self._asked(request)
@@ -209,7 +175,7 @@ class ChannelsApi:
         if snapshot is None:
             raise _refusal(ChannelError("not-found", f"channel {name!r} has no snapshot"))
         if RAW not in request.headers.get("accept", ""):
-            return _json({"channel": name, "snapshot": _told_snapshot(snapshot)})
+            return _json({"channel": name, "snapshot": snapshot_fields(snapshot, binary=False)})
         kind = JSON if snapshot.content.is_json else RAW
         headers = {"Headrace-Offset": str(snapshot.offset), "Headrace-Epoch": str(snapshot.epoch)}
         return Response(snapshot.content.data, media_type=kind, headers=headers)
@@ -493,11 +459,6 @@ async def _content(request: Request, bytes_max: int) -> Content:
         except BadMessageError as error:
             raise _refusal(ChannelError("bad-content", str(error))) from None
     return Content(data, is_json)
-
-
-def _told_snapshot(snapshot: StoredSnapshot) -> dict[str, Any]:
-    content = wire.content(snapshot.content, binary=False)
-    return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
 
 
 def _json(value: dict[str, Any], status: int = 200) -> Response:

@@ -31,7 +31,7 @@ from headrace.server.http.limits import (
     RequestMeter,
     RequestRefusedError,
 )
-from headrace.server.strangers import TLS_HELLO, TLS_ON_PLAIN_PORT
+from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT, http_answer
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
@@ -226,11 +226,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         body = json.dumps({"error": str(refusal)}).encode()
         status = HTTPStatus(refusal.status)
-        head = (
-            f"HTTP/1.1 {status.value} {status.phrase}\r\ncontent-type: application/json\r\n"
-            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
-        )
-        self.transport.write(head.encode() + body)
+        self.transport.write(http_answer(status, body, Content_Type="application/json"))
         self._ending.hang_up()
 
     def send_400_response(self, msg: str) -> None:

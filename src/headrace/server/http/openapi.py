@@ -1,4 +1,4 @@
-"""OpenAPI 3.1 description of the channel endpoints, at `/openapi.json`, with the code's limits and statuses.
+"""OpenAPI 3.1 description of the channel endpoints, at `/openapi.json`: their paths, limits and statuses.
 
 Elsewhere: the endpoints themselves (`channels.py`). Other endpoints are documented only in `docs/http.md`.
 """
@@ -9,17 +9,35 @@ from headrace import __version__
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX, RESERVED_TOPIC_BYTES_MAX
 from headrace.payload.channel import NUMBER_MAX, PROCESSOR_BYTES_MAX
 from headrace.payload.reducers import STATE_BYTES_MAX
-from headrace.server.http.channels import (
-    CHANNELS_LISTED_MAX,
-    JSON,
-    MESSAGES_MAX,
-    RAW,
-    STATUSES,
-    WAIT_S_MAX,
-)
 from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
 
 PATH = "/openapi.json"
+
+CHANNELS_LISTED_MAX = 200
+"""Channels in one answer. The next page starts `after` the last name."""
+
+MESSAGES_MAX = 500
+WAIT_S_MAX = 60
+
+RAW = "application/octet-stream"
+JSON = "application/json"
+
+STATUSES = {
+    "bad-channel": 400,
+    "bad-content": 400,
+    "bad-offset": 400,
+    "bad-message": 400,
+    "wrong-credentials": 401,
+    "forbidden": 403,
+    "not-found": 404,
+    "not-joined": 409,
+    "gap": 409,
+    "not-uploaded": 409,
+    "too-large": 413,
+    "cannot-fold": 422,
+    "too-many": 429,
+    "unavailable": 503,
+}
 
 _Json = dict[str, Any]
 
@@ -31,21 +49,12 @@ def description() -> _Json:
             "title": "Headrace: channels over HTTP",
             "version": __version__,
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
-            "description": "For processors that poll, and for operators. docs/protocols/channel.md says "
-            "what it all means.",
+            "description": "Endpoints for processors that poll, and for operators. docs/protocols/channel.md "
+            "explains them.",
         },
         # Without tokens in the configuration, all requests are allowed.
         "security": [{}, {"bearer": []}],
-        "paths": {
-            "/v1/channels": {"get": _LIST},
-            "/v1/channel": {"get": _DESCRIBE, "delete": _DESTROY},
-            "/v1/channel/keep": {"post": _KEEP},
-            "/v1/channel/join": {"post": _JOIN},
-            "/v1/channel/leave": {"post": _LEAVE},
-            "/v1/channel/messages": {"post": _SEND, "get": _POLL},
-            "/v1/channel/ack": {"post": _ACK},
-            "/v1/channel/snapshot": {"put": _UPLOAD, "get": _SNAPSHOT},
-        },
+        "paths": PATHS,
         "components": {
             "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
             "schemas": _SCHEMAS,
@@ -87,13 +96,11 @@ def _with_content(**fields: _Json) -> _Json:
 _TEXT: _Json = {"type": "string"}
 _TRUTH: _Json = {"type": "boolean"}
 _BASE64: _Json = {"type": "string", "contentEncoding": "base64"}
-_NUMBER = _whole(1, NUMBER_MAX, description="The processor's own count of what it sends.")
+_NUMBER = _whole(1, NUMBER_MAX, description="The processor's own count of its messages.")
 _OFFSET = _whole(0, OFFSET_MAX, description="A byte position in the log, just past a message.")
 _LEASE = {"type": "number", "minimum": LEASE_S_MIN, "maximum": LEASE_S_MAX}
 _MS = _whole(description="Milliseconds since 1970.")
-_LOST = _whole(
-    1, description="How many that belong before or among these cannot be read any more, if any."
-)
+_LOST = _whole(1, description="Messages before or among these that cannot be read any more.")
 
 _MEMBER = _object(
     processor=_TEXT,
@@ -112,9 +119,9 @@ _MEMBER = _object(
 _SCHEMAS: _Json = {
     "Error": _object(
         ("code", "retry"),
-        error={"type": "string", "minLength": 1, "description": "What is wrong, in a sentence."},
+        error={"type": "string", "minLength": 1, "description": "The reason, in a sentence."},
         code={"enum": sorted(STATUSES)},
-        retry={"type": "boolean", "description": "Whether the same again can succeed."},
+        retry={"type": "boolean", "description": "True if the same request can succeed later."},
     ),
     "Snapshot": _with_content(offset=_OFFSET, epoch=_whole()),
     "Joined": _object(
@@ -183,8 +190,12 @@ _SCHEMAS: _Json = {
 # Parameters
 
 
-def _query(name: str, schema: _Json, example: object, *, required: bool = True) -> _Json:
-    return {"name": name, "in": "query", "required": required, "schema": schema, "example": example}
+def _query(name: str, schema: _Json, example: object) -> _Json:
+    return {"name": name, "in": "query", "required": True, "schema": schema, "example": example}
+
+
+def _optional(name: str, schema: _Json, example: object) -> _Json:
+    return _query(name, schema, example) | {"required": False}
 
 
 _NAME = _query(
@@ -193,7 +204,7 @@ _NAME = _query(
         "type": "string",
         "minLength": 1,
         "maxLength": RESERVED_TOPIC_BYTES_MAX - len(CHANNEL_PREFIX),
-        "description": "The channel. What counts is its length in bytes of UTF-8.",
+        "description": "Name of the channel. The limit is in bytes of UTF-8.",
     },
     "doc/1",
 )
@@ -204,10 +215,11 @@ _PROCESSOR = _query(
         "minLength": 1,
         "maxLength": PROCESSOR_BYTES_MAX,
         "pattern": r"^[^\x00-\x1f\x7f-\x9f]+$",
-        "description": "Who asks. What counts is its length in bytes of UTF-8.",
+        "description": "Name of the processor. The limit is in bytes of UTF-8.",
     },
     "b",
 )
+_WHO = [_NAME, _PROCESSOR]
 
 # Answers and bodies
 
@@ -218,38 +230,53 @@ def _json(description: str, schema: _Json) -> _Json:
 
 _COMMON_CODES = ("bad-message", "bad-channel", "wrong-credentials", "forbidden", "unavailable")
 
+PATHS: dict[str, dict[str, _Json]] = {}
+"""Operations by path and method. `operationId` is the name of the method that answers (`ChannelsApi`)."""
+
 
 def _operation(
+    request: str,
     name: str,
     summary: str,
     parameters: list[_Json],
-    answers: dict[int, _Json],
+    answer: _Json,
     *codes: str,
-    others: dict[int, str] | None = None,
-    content: _Json | None = None,
-) -> _Json:
-    """Return an operation. `codes` are its error codes in addition to those of every request."""
-    told = {400: ["a parameter is missing or makes no sense"], 401: ["a token is needed"]}
-    told |= {403: ["a page in a browser asks"], 503: ["the log has failed or is stopping"]}
-    for status, reason in (others or {}).items():
+    answers: dict[int, _Json] | None = None,
+    reasons: dict[int, str] | None = None,
+    bytes_max: int = 0,
+) -> None:
+    """Add an operation to `PATHS`.
+
+    `answer` is its answer with status 200, `answers` are others. `codes` are its error codes in addition to
+    those of every request, `reasons` are errors without a code. A body has at most `bytes_max` bytes.
+    """
+    told = {400: ["a parameter is missing or not valid"], 401: ["a token is needed"]}
+    told |= {403: ["the request comes from a page in a browser"]}
+    told |= {503: ["the log has failed or is stopping"]}
+    if bytes_max:
+        told[408] = ["the body did not arrive in time"]
+    if "not-found" in codes:
+        told[404] = ["there is no such channel or no snapshot"]
+    for status, reason in (reasons or {}).items():
         told.setdefault(status, []).append(reason)
     for code in (*_COMMON_CODES, *codes):
         told.setdefault(STATUSES[code], []).append(f"`{code}`")
     errors = {status: _json("; ".join(why), _ref("Error")) for status, why in told.items()}
-    body = {} if content is None else {"requestBody": content}
-    return {
+    responses = {200: answer} | (answers or {}) | errors
+    method, path = request.split()
+    PATHS.setdefault(path, {})[method.lower()] = {
         "operationId": name,
         "summary": summary,
         "parameters": parameters,
-        **body,
-        "responses": {str(status): one for status, one in sorted((answers | errors).items())},
+        **({"requestBody": _content(bytes_max)} if bytes_max else {}),
+        "responses": {str(status): one for status, one in sorted(responses.items())},
     }
 
 
 def _content(bytes_max: int) -> _Json:
     return {
         "required": True,
-        "description": f"JSON that is stored as it comes, or bytes; at most {bytes_max} of them.",
+        "description": f"JSON, which is stored unchanged, or bytes; at most {bytes_max} bytes.",
         "content": {
             JSON: {"schema": {}, "example": {"insert": "x"}},
             RAW: {"schema": {"type": "string", "format": "binary", "maxLength": bytes_max}},
@@ -259,7 +286,7 @@ def _content(bytes_max: int) -> _Json:
 
 def _or_raw(answer: _Json, what: str, **headers: _Json) -> _Json:
     raw = {"schema": {"type": "string", "format": "binary"}}
-    text = f"{answer['description']}. With `Accept: {RAW}`, {what} as it is, JSON or bytes."
+    text = f"{answer['description']}. With `Accept: {RAW}`, {what} itself, as JSON or bytes."
     told = {"description": text, "content": answer["content"] | {RAW: raw}}
     return told | _headers(**headers)
 
@@ -269,137 +296,125 @@ def _headers(**schemas: _Json) -> _Json:
     return {"headers": {f"Headrace-{name}": {"schema": one} for name, one in schemas.items()}}
 
 
-_UPLOADED_IN_TIME = {408: "the body did not come in time"}
-
-_JOIN = _operation(
-    "join",
-    "Become a member, and a subscriber for a while",
-    [
-        _NAME,
-        _PROCESSOR,
-        _query("from", {"anyOf": [{"const": "state"}, _OFFSET]}, "state", required=False),
-        _query("lease_s", _LEASE, 60, required=False),
-    ],
-    {200: _json("Where the log is, and what was missed", _ref("Joined"))},
-    "too-many",
-)
-_LEAVE = _operation(
-    "leave",
-    "Be a member no more",
-    [_NAME, _PROCESSOR],
-    {200: _json("Left, or never was there", _object(channel=_TEXT))},
-)
-_SEND = _operation(
-    "send",
-    "Send a message",
-    [_NAME, _PROCESSOR, _query("number", _NUMBER, 1)],
-    {
-        200: _json("A duplicate: it was stored before", _ref("Sent")),
-        201: _json("Stored", _ref("Sent")),
-    },
-    "bad-content",
-    "not-joined",
-    "gap",
-    "too-large",
-    "cannot-fold",
-    others=_UPLOADED_IN_TIME,
-    content=_content(PAYLOAD_BYTES_MAX),
-)
-_POLL = _operation(
-    "poll",
-    "Get what is pending; it stays so until it is acknowledged",
-    [
-        _NAME,
-        _PROCESSOR,
-        _query("ack", _OFFSET, 0, required=False),
-        _query("from", _OFFSET, 0, required=False),
-        _query("max", _whole(1, MESSAGES_MAX), 10, required=False),
-        _query("wait_s", _whole(0, WAIT_S_MAX), 0, required=False),
-    ],
-    {
-        200: _or_raw(
-            _json("What is pending", _ref("Messages")),
-            "the next message",
-            Offset=_OFFSET,
-            Processor=_TEXT | {"description": "Percent-encoded UTF-8."},
-            Number=_NUMBER,
-            More={"enum": ["true", "false"]},
-            Lost=_LOST,
-        ),
-        204: {"description": f"With `Accept: {RAW}`: nothing is pending"} | _headers(Lost=_LOST),
-    },
-    "not-joined",
-    "bad-offset",
-    others={503: "too many requests wait"},
-)
-_ACK = _operation(
-    "ack",
-    "Acknowledge everything up to an offset",
-    [_NAME, _PROCESSOR, _query("offset", _OFFSET, 0)],
-    {200: _json("Where the cursor is", _ref("Place"))},
-    "not-joined",
-    "bad-offset",
-)
-_UPLOAD = _operation(
-    "upload",
-    "Upload the state that all messages up to an offset make",
-    [_NAME, _PROCESSOR | {"required": False}, _query("offset", _OFFSET, 0)],
-    {200: _json("The offset of the state that is kept", _ref("Place"))},
-    "bad-content",
-    "not-joined",
-    "bad-offset",
-    "not-uploaded",
-    "too-large",
-    "not-found",
-    others=_UPLOADED_IN_TIME | {404: "without a processor: there is no such channel"},
-    content=_content(STATE_BYTES_MAX),
-)
-_SNAPSHOT = _operation(
-    "snapshot",
-    "Get the last known state",
-    [_NAME],
-    {
-        200: _or_raw(
-            _json("The state", _object(channel=_TEXT, snapshot=_ref("Snapshot"))),
-            "the state",
-            Offset=_OFFSET,
-            Epoch=_whole(),
-        )
-    },
-    "not-found",
-    others={404: "there is none"},
-)
-_LIST = _operation(
+_operation(
+    "GET /v1/channels",
     "list",
-    "List channels, in the order of their names' bytes",
+    "List channels, ordered by the bytes of their names",
     [
-        _query("prefix", _TEXT, "doc/", required=False),
-        _query("after", _TEXT, "doc/0", required=False),
-        _query("limit", _whole(1, CHANNELS_LISTED_MAX), 10, required=False),
+        _optional("prefix", _TEXT, "doc/"),
+        _optional("after", _TEXT, "doc/0"),
+        _optional("limit", _whole(1, CHANNELS_LISTED_MAX), 10),
     ],
-    {200: _json("A page of them", _object(channels=_list(_ref("Channel")), more=_TRUTH))},
+    _json("A page of channels", _object(channels=_list(_ref("Channel")), more=_TRUTH)),
 )
-_DESCRIBE = _operation(
+_operation(
+    "GET /v1/channel",
     "describe",
-    "What there is to know of a channel",
+    "Describe a channel",
     [_NAME],
-    {200: _json("Its members, what holds its log and what comes next", _ref("Channel"))},
+    _json("Members, readers, snapshot and log of the channel", _ref("Channel")),
     "not-found",
-    others={404: "there is no such channel"},
 )
-_DESTROY = _operation(
+_operation(
+    "DELETE /v1/channel",
     "destroy",
     "Destroy a channel: its log, its snapshot and every membership",
     [_NAME],
-    {200: _json("What it had", _object(channel=_TEXT, messages=_whole(), members=_whole()))},
+    _json(
+        "Counts of what was destroyed", _object(channel=_TEXT, messages=_whole(), members=_whole())
+    ),
     "not-found",
-    others={404: "there is no such channel"},
 )
-_KEEP = _operation(
+_operation(
+    "POST /v1/channel/keep",
     "keep",
     "Cancel a scheduled destruction",
     [_NAME],
-    {200: _json("Whether there was one", _object(channel=_TEXT, cancelled=_TRUTH))},
+    _json("True if one was scheduled", _object(channel=_TEXT, cancelled=_TRUTH)),
     "not-found",
-    others={404: "there is no such channel"},
+)
+_operation(
+    "POST /v1/channel/join",
+    "join",
+    "Become a member, and a subscriber for a while",
+    [
+        *_WHO,
+        _optional("from", {"anyOf": [{"const": "state"}, _OFFSET]}, "state"),
+        _optional("lease_s", _LEASE, 60),
+    ],
+    _json("The state of the log, and the messages that were missed", _ref("Joined")),
+    "too-many",
+)
+_operation(
+    "POST /v1/channel/leave",
+    "leave",
+    "End a membership",
+    _WHO,
+    _json("The processor is not a member any more", _object(channel=_TEXT)),
+)
+_operation(
+    "POST /v1/channel/messages",
+    "send",
+    "Send a message",
+    [*_WHO, _query("number", _NUMBER, 1)],
+    _json("A duplicate: it was stored before", _ref("Sent")),
+    *("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
+    answers={201: _json("Stored", _ref("Sent"))},
+    bytes_max=PAYLOAD_BYTES_MAX,
+)
+_operation(
+    "GET /v1/channel/messages",
+    "poll",
+    "Get pending messages; they stay pending until they are acknowledged",
+    [
+        *_WHO,
+        _optional("ack", _OFFSET, 0),
+        _optional("from", _OFFSET, 0),
+        _optional("max", _whole(1, MESSAGES_MAX), 10),
+        _optional("wait_s", _whole(0, WAIT_S_MAX), 0),
+    ],
+    _or_raw(
+        _json("Pending messages", _ref("Messages")),
+        "the next message",
+        Offset=_OFFSET,
+        Processor=_TEXT | {"description": "Percent-encoded UTF-8."},
+        Number=_NUMBER,
+        More={"enum": ["true", "false"]},
+        Lost=_LOST,
+    ),
+    *("not-joined", "bad-offset"),
+    answers={
+        204: {"description": f"With `Accept: {RAW}`: no message is pending"} | _headers(Lost=_LOST)
+    },
+    reasons={503: "too many requests wait"},
+)
+_operation(
+    "POST /v1/channel/ack",
+    "ack",
+    "Acknowledge everything up to an offset",
+    [*_WHO, _query("offset", _OFFSET, 0)],
+    _json("The position of the cursor", _ref("Place")),
+    *("not-joined", "bad-offset"),
+)
+_operation(
+    "PUT /v1/channel/snapshot",
+    "upload",
+    "Upload the state that results from all messages up to an offset",
+    [_NAME, _PROCESSOR | {"required": False}, _query("offset", _OFFSET, 0)],
+    _json("The offset of the state that is kept", _ref("Place")),
+    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "not-found"),
+    bytes_max=STATE_BYTES_MAX,
+)
+_operation(
+    "GET /v1/channel/snapshot",
+    "snapshot",
+    "Get the last known state",
+    [_NAME],
+    _or_raw(
+        _json("The state", _object(channel=_TEXT, snapshot=_ref("Snapshot"))),
+        "the state",
+        Offset=_OFFSET,
+        Epoch=_whole(),
+    ),
+    "not-found",
 )

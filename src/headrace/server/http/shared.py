@@ -34,6 +34,14 @@ def number(text: str, name: str) -> int:
     return int(text)
 
 
+def limit(request: Request, most: int) -> int:
+    """Return the number of entries that the client wants in one answer, at most `most`."""
+    wanted = number(request.query_params.get("limit", str(most)), "limit")
+    if not wanted:
+        raise HTTPException(400, "limit must be at least 1")
+    return min(wanted, most)
+
+
 async def body(request: Request, bytes_max: int) -> bytes:
     """Return the body of a request. Refuse a body that has more than `bytes_max` bytes or is late."""
     check_length(request, bytes_max)
@@ -48,7 +56,7 @@ async def body(request: Request, bytes_max: int) -> bytes:
     except TimeoutError:
         raise HTTPException(408, f"the body must come within {BODY_TIMEOUT_S:g} seconds") from None
     except ClientDisconnect:
-        raise HTTPException(400, "the body is not all there") from None
+        raise HTTPException(400, "the body is incomplete") from None
     return b"".join(parts)
 
 

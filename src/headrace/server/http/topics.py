@@ -1,19 +1,29 @@
-"""The endpoints of topics: the list, one topic in full, positions in a topic, and its destruction."""
+"""The endpoints of topics, of positions in them, and of cursors, in which named readers store positions."""
 
 import asyncio
 import datetime
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Annotated
 
+import msgspec
+from msgspec import Meta, Struct
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.broker.broker import Broker, SubscriptionState
-from headrace.log.store import Store, Topic
-from headrace.model import CHANNEL_PREFIX
-from headrace.server.http.cursors import CURSORS_LISTED_MAX, in_topic
-from headrace.server.http.shared import existing, number, place, warmed
-from headrace.server.http.waiting import WAITING_MAX, LongPolls, TooManyWaitingError
+from headrace.broker.readers import Readers
+from headrace.errors import (
+    BadCursorError,
+    BadReaderNameError,
+    StoreFailedError,
+    TooManyCursorsError,
+)
+from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
+from headrace.model import CHANNEL_PREFIX, Position, check_reader_name
+from headrace.server.http.shared import body, checked_name, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer. The next page starts `after` the last name."""
@@ -24,9 +34,20 @@ SUMMED_AT_ONCE = 100
 WAIT_MS_MAX = 10_000
 """Longest time that an answer waits for a change."""
 
+WAITING_MAX = 1000
+"""Requests that wait at the same time. Every commit wakes all of them."""
+
+CURSORS_LISTED_MAX = 1000
+"""Cursors in one answer. The next page starts after the last cursor."""
+
+CHANGES_MAX = 100
+"""Requests that wait until their change is on disk, also while the log accepts no changes."""
+
+_BODY_BYTES_MAX = 2 * 1024 * 1024
+
 
 class TopicsApi:
-    def __init__(self, store: Store, broker: Broker, waiting: LongPolls) -> None:
+    def __init__(self, store: Store, broker: Broker, waiting: "LongPolls") -> None:
         self._store = store
         self._broker = broker
         self._waiting = waiting
@@ -41,9 +62,7 @@ class TopicsApi:
 
     async def topics(self, request: Request) -> Response:
         query = request.query_params
-        limit = min(number(query.get("limit", str(TOPICS_LISTED_MAX)), "limit"), TOPICS_LISTED_MAX)
-        if not limit:
-            raise HTTPException(400, "limit must be at least 1")
+        most = limit(request, TOPICS_LISTED_MAX)
         prefix, after, names = (
             query.get("prefix", ""),
             query.get("after", ""),
@@ -59,11 +78,11 @@ class TopicsApi:
         elif names:
             found = self._named(names, prefix, after, ended=query.get("ended") == "true")
         else:
-            found = self._store.topics(prefix, after, limit + 1)
+            found = self._store.topics(prefix, after, most + 1)
         return JSONResponse(
             {
-                "topics": await self._summaries(found[:limit]),
-                "more": len(found) > limit,
+                "topics": await self._summaries(found[:most]),
+                "more": len(found) > most,
                 "version": version,
                 "unchanged": unchanged,
             }
@@ -90,12 +109,7 @@ class TopicsApi:
                 raise HTTPException(400, "wait_ms needs since: the version of an earlier answer")
             return True
         wait = min(number(wait_ms or "0", "wait_ms"), WAIT_MS_MAX)
-        try:
-            return await self._waiting.change(number(since, "since"), wait / 1000)
-        except TooManyWaitingError:
-            raise HTTPException(
-                503, f"{WAITING_MAX} requests are waiting already: ask again in a while"
-            ) from None
+        return await self._waiting.change(number(since, "since"), wait / 1000)
 
     async def topic(self, request: Request) -> Response:
         topic = self._existing(request.query_params.get("name"))
@@ -182,3 +196,169 @@ def _time_ms(text: str) -> int:
         raise HTTPException(
             400, f"time must be milliseconds since 1970 or ISO 8601, not {text[:40]!r}"
         ) from None
+
+
+class LongPolls:
+    """Requests that wait until a topic changes. A change wakes them; none of them polls the store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._count = 0
+        self._changed = asyncio.Event()
+        self._closed = False
+        store.watch(self._wake)
+
+    async def change(self, since: int, timeout_s: float) -> bool:
+        """Return True if the store's version differs from `since`, now or within `timeout_s`."""
+        if self._store.version != since or self._closed or not timeout_s:
+            return self._store.version != since
+        if self._count >= WAITING_MAX:
+            raise HTTPException(
+                503, f"{WAITING_MAX} requests are waiting already: ask again in a while"
+            )
+        self._count += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._changed.wait()
+        except TimeoutError:
+            pass
+        finally:
+            self._count -= 1
+        return self._store.version != since
+
+    def close(self) -> None:
+        """Wake all requests: the server stops."""
+        self._closed = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._count:
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+
+# Cursors
+
+_Number = Annotated[int, Meta(ge=0)]
+
+
+class _Place(Struct, forbid_unknown_fields=True):
+    topic: str
+    epoch: _Number
+    offset: _Number
+    ordinal: _Number
+
+
+class _Places(Struct, forbid_unknown_fields=True):
+    reader: str
+    positions: Annotated[list[_Place], Meta(max_length=CURSORS_SET_MAX)]
+
+
+class CursorsApi:
+    def __init__(
+        self, store: Store, readers: Readers, moved: Callable[[Collection[str]], None]
+    ) -> None:
+        """`moved` is called with the topics in which cursors have moved."""
+        self._store = store
+        self._readers = readers
+        self._moved = moved
+        self._changing = 0
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/cursors", self.list, methods=["GET"]),
+            Route("/v1/cursors", self.set, methods=["POST"]),
+            Route("/v1/cursors", self.drop, methods=["DELETE"]),
+        ]
+
+    async def set(self, request: Request) -> Response:
+        try:
+            asked = msgspec.json.decode(await body(request, _BODY_BYTES_MAX), type=_Places)
+        except ValueError as error:  # also from msgspec and UTF-8
+            raise HTTPException(400, f"the body is not valid: {error}") from None
+        positions: dict[str, Position] = {}
+        for one in asked.positions:
+            checked_name(one.topic)
+            if one.topic in positions:
+                raise HTTPException(400, f"topic {one.topic!r} has two positions")
+            positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
+        try:
+            with self._readers.held(asked.reader, positions):
+                await self._durable(partial(self._store.set_cursors, asked.reader, positions))
+        except (BadReaderNameError, BadCursorError) as error:
+            raise HTTPException(400, str(error)) from None
+        except TooManyCursorsError as error:
+            raise HTTPException(409, str(error)) from None
+        self._moved(positions)
+        return JSONResponse({"reader": asked.reader, "set": len(positions)})
+
+    async def list(self, request: Request) -> Response:
+        query = request.query_params
+        topic, reader = query.get("topic"), query.get("reader")
+        most = limit(request, CURSORS_LISTED_MAX)
+        after = query.get("after", "")
+        if topic is not None:
+            start = (topic, after or query.get("after_reader", ""))
+        elif reader is not None:
+            # The reader has no other cursor in the topic `after` itself.
+            start = (after, reader)
+        else:
+            start = (after, query.get("after_reader", ""))
+        found = self._store.cursors(topic, reader, after=start, limit=most + 1)
+        return JSONResponse(
+            {
+                "cursors": [
+                    {"topic": one.topic, **in_topic(self._store, one)} for one in found[:most]
+                ],
+                "more": len(found) > most,
+            }
+        )
+
+    async def drop(self, request: Request) -> Response:
+        reader, topic = request.query_params.get("reader"), request.query_params.get("topic")
+        if reader is None:
+            raise HTTPException(400, "name the reader: ?reader=NAME")
+        try:
+            check_reader_name(reader)
+        except BadReaderNameError as error:
+            raise HTTPException(400, str(error)) from None
+        dropped = 0
+        # An active reader gets a new cursor at once, so topics that were passed are not looked at again.
+        start = ("", "")
+        while found := self._store.cursors(topic, reader, after=start, limit=CURSORS_SET_MAX):
+            start = (found[-1].topic, reader)
+            names = [one.topic for one in found]
+            with self._readers.held(reader, names):
+                await self._durable(partial(self._store.drop_cursors, reader, names))
+            self._moved(names)
+            dropped += len(found)
+        return JSONResponse({"reader": reader, "dropped": dropped})
+
+    async def _durable(self, change: Callable[[Callable[[], None]], None]) -> None:
+        """Start a change, and wait until it is on disk."""
+        if self._changing >= CHANGES_MAX:
+            reason = self._store.held_back or "the disk is slow"
+            raise HTTPException(503, f"{CHANGES_MAX} changes of cursors wait already: {reason}")
+        durable = asyncio.Event()
+        self._changing += 1
+        try:
+            change(durable.set)
+            await durable.wait()
+        except StoreFailedError as error:
+            raise HTTPException(503, str(error)) from None
+        finally:
+            self._changing -= 1
+
+
+def in_topic(store: Store, cursor: Cursor) -> dict[str, object]:
+    """Return the fields of a cursor that are shown beside its topic."""
+    topic = store.look(cursor.topic)
+    lag = Lag.of(cursor.position, topic.start, store.kept(topic, cursor.position))
+    return {
+        "reader": cursor.reader,
+        **cursor.position._asdict(),
+        "ms": cursor.ms,
+        "lag_records": lag.records,
+        "lag_bytes": lag.bytes,
+        "gone_records": lag.gone_records,
+    }

@@ -17,15 +17,14 @@ from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.payload.logux import Created, Event, Number
+from headrace.server.access import Credentials
 from headrace.server.connection import Connections, Pause
-from headrace.server.credentials import Credentials
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
-from headrace.server.websocket import WebSocketConnection
+from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.logux.server import LoguxServerSession
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
 from headrace.session.logux.shared import AddEvents, AuthenticatePeer, Incoming, LoguxSession
 from headrace.session.units import Unit
-from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 
@@ -56,7 +55,7 @@ class _Commit:
                 self.channels.setdefault(one.channel, ChannelEvents()).add(one)
 
 
-class Logux:
+class Logux(PingedConnections):
     """State that the Logux connections of one server share."""
 
     def __init__(
@@ -69,13 +68,11 @@ class Logux:
         event_filter: EventFilter | None,
         clock_ms: Callable[[], int],
     ) -> None:
-        self.shared = shared
+        super().__init__(shared, ping_s=settings.ping_s, timeout_s=settings.timeout_s)
         self.settings = settings
         self.credentials = credentials
         self.event_filter = event_filter
         self.clock_ms = clock_ms
-        self.open: dict[LoguxConnection, None] = {}
-        """Connections in the order in which they were last heard."""
         self._complained_s = -_COMPLAINTS_EVERY_S
         self._runner = runner
         self._ids = ids
@@ -166,41 +163,34 @@ class Logux:
             log.tick()
             if log.idle and len(self._logs) > _LOGS_REMEMBERED:
                 del self._logs[topic]
-        for connection in list(self.open):
-            if not connection.tick(now):
-                break
+        super().tick(now)
 
     def close(self) -> None:
         self._ids.close()
 
 
-class LoguxConnection(WebSocketConnection):
-    __slots__ = ("_checking", "_feed", "_heard", "_pinged", "logux", "topic")
+class LoguxConnection(PingedConnection):
+    __slots__ = ("_checking", "_feed", "topic")
+    hub: Logux
     protocol = "logux"
     message_bytes_max = logux.MESSAGE_BYTES_MAX
     takes_text = True
     _session: LoguxSession
 
     def __init__(self, hub: Logux, topic: str) -> None:
-        self.logux = hub
         self.topic = topic
-        self._heard = hub.shared.loop.time()
-        self._pinged = False
         self._checking: asyncio.Task[None] | None = None
         session = LoguxServerSession(hub.settings.host)
         self._feed: Feed = WholeLog(self, session)
-        super().__init__(hub.shared, session)
-        hub.open[self] = None
+        super().__init__(hub, session)
 
     def messages_received(self, messages: Sequence[bytes | str]) -> None:
-        self._heard = self._shared.loop.time()
-        self._pinged = False
-        self._move_to_end()
+        self._was_heard()
         if self._session.is_new and any(map(is_protocol_5, messages)):
-            settings = self.logux.settings
+            settings = self.hub.settings
             session = Logux5ServerSession(settings.host, settings.subprotocol_min)
             self._session, self._feed = session, LoguxChannels(self, session)
-        commands = self._session.receive_messages(messages, self.logux.clock_ms())
+        commands = self._session.receive_messages(messages, self.hub.clock_ms())
         if commands:
             self.handle(commands, sum(map(len, messages)))
         else:
@@ -218,20 +208,19 @@ class LoguxConnection(WebSocketConnection):
 
     async def _authenticate(self, command: AuthenticatePeer) -> None:
         try:
-            address = self.peer.rpartition(":")[0]
-            allowed = await self.logux.credentials.allow(
-                self.topic, command.host, command.credentials, address
+            allowed = await self.hub.credentials.allow(
+                self.topic, command.host, command.credentials, self.address
             )
         except Exception:
             logger.exception("%s: logux.verify failed", self.peer)
             allowed = False
-        if self._closed or self._transport.is_closing():
+        if self.is_gone:
             return
         self._resume(Pause.CHECKING)
         if allowed:
             self._feed.let_in()
-            credentials = self.logux.settings.credentials or None
-            self.handle(self._session.let_in(self.logux.clock_ms(), credentials), 0)
+            credentials = self.hub.settings.credentials or None
+            self.handle(self._session.let_in(self.hub.clock_ms(), credentials), 0)
         else:
             self.handle([self._session.turn_away()], 0)
 
@@ -248,32 +237,32 @@ class LoguxConnection(WebSocketConnection):
     def _store(self, events: Sequence[Incoming], unit: Unit, size: int) -> None:
         if events:
             new = [NewEvent.of(one.payload, one.created) for one in events]
-            self.logux.log(self.topic).add(new, lambda: self._stored(unit, size))
+            self.hub.log(self.topic).add(new, lambda: self._stored(unit, size))
         else:
             self._stored(unit, size)
 
     # Decisions of the application
 
     def _may_send(self, one: Incoming) -> bool:
-        if self.logux.event_filter is None:
+        if self.hub.event_filter is None:
             return True
         return self.may("send", one.event, {"created": one.created, "origin": self._session.peer})
 
     def may_see(self, one: OutgoingEvent) -> bool:
-        if self.logux.event_filter is None:
+        if self.hub.event_filter is None:
             return True
         meta = {"created": one.created, "origin": one.origin}
         return self.may("see", one.event, meta)
 
     def may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
-        if self.logux.event_filter is None:
+        if self.hub.event_filter is None:
             return True
         peer = {"host": self._session.peer, "log": self.topic.removeprefix(PREFIX)}
         try:
-            return bool(self.logux.event_filter(what, event, meta, peer))
+            return bool(self.hub.event_filter(what, event, meta, peer))
         except Exception:
-            if self.logux.may_complain():
-                logger.exception("%s: logux.filter failed, the event is hidden", self.peer)
+            if self.hub.may_complain():
+                logger.exception("%s: logux.filter failed: the event is dropped", self.peer)
             return False
 
     # Subscriptions, by the names that the feed gives them
@@ -307,10 +296,6 @@ class LoguxConnection(WebSocketConnection):
         return self._shared.broker.store.topic(self.topic)
 
     @property
-    def is_gone(self) -> bool:
-        return self._closed or self._transport.is_closing()
-
-    @property
     def channels_max(self) -> int:
         return self._shared.limits.topics_attached_max
 
@@ -340,32 +325,16 @@ class LoguxConnection(WebSocketConnection):
         self._feed.passed(subscription)
 
     def lost(self) -> None:
-        self.logux.open.pop(self, None)
         if self._checking is not None:
             self._checking.cancel()
         super().lost()
 
     # Silent peers
 
-    def tick(self, now: float) -> bool:
-        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
-        settings = self.logux.settings
-        if now < self._heard + settings.ping_s:
-            return False
-        if self._paused & ~Pause.ANSWERS:
-            self._heard = now  # the server does not read, so it could not hear the peer
-            self._move_to_end()
-        elif now >= self._heard + settings.ping_s + settings.timeout_s:
-            self.logux.open.pop(self, None)
-            reason = f"nothing was heard for {now - self._heard:.0f} s"
-            self.count_refusal(reason)
-            self.close(reason, websocket.POLICY_VIOLATION)
-        elif not self._pinged:
-            self._pinged = True
-            self._session.ping()
-            self._answer()
-        return True
+    def _ping(self) -> None:
+        self._session.ping()
+        self._answer()
 
-    def _move_to_end(self) -> None:
-        if self.logux.open.pop(self, self) is None:
-            self.logux.open[self] = None
+    def _stays_silent(self, reason: str) -> None:
+        self.count_refusal(reason)
+        super()._stays_silent(reason)

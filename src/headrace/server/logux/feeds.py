@@ -73,7 +73,7 @@ class WholeLog:
         assert isinstance(command, Follow)
         connection = self._connection
         self._born = connection.store_topic.end_ordinal
-        self._echoes = connection.logux.echoes(
+        self._echoes = connection.hub.echoes(
             connection.topic, self._session.peer, command.ordinal, self._may_see
         )
         connection.follow(connection.topic, command.ordinal, self._encode)
@@ -106,7 +106,7 @@ class WholeLog:
 
     def _encode(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         binary = self._session.binary
-        events = self._connection.logux.events(topic, at, records)
+        events = self._connection.hub.events(topic, at, records)
         return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
 
     def _shows(self, one: OutgoingEvent) -> bool:
@@ -138,7 +138,7 @@ class LoguxChannels:
 
     def let_in(self) -> None:
         session = self._session
-        session.ledger = self._connection.logux.ledger(self._connection.store_topic, session)
+        session.ledger = self._connection.hub.ledger(self._connection.store_topic, session)
 
     def passed(self, subscription: BrokerSubscription) -> None:
         self._session.sent = max(self._session.sent, subscription.ordinal)
@@ -224,7 +224,7 @@ class LoguxChannels:
         except BadEnvelopeError:
             found(None)
             return
-        connection.logux.log(connection.topic).locate(keys, found)
+        connection.hub.log(connection.topic).locate(keys, found)
 
     def _begin(self, channel: "_Channel", ordinal: int) -> None:
         channel.subscription = self._connection.follow(channel.name, ordinal, channel)
@@ -278,16 +278,16 @@ class _Channel:
 
     def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
         """True if a commit has events for this channel."""
-        return self._connection.logux.events_of(self.name, topic, at, records) is not None
+        return self._connection.hub.events_of(self.name, topic, at, records) is not None
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         base, binary = self._session.base, self._session.binary
         events: Iterable[OutgoingEvent]
         if self.subscription is not None and self.subscription.state is SubscriptionState.LIVE:
-            found = self._connection.logux.events_of(self.name, topic, at, records)
+            found = self._connection.hub.events_of(self.name, topic, at, records)
             if found is None:
                 return b""
-            is_filtered = self._connection.logux.event_filter is not None
+            is_filtered = self._connection.hub.event_filter is not None
             if not (binary or is_filtered or self._client in found.clients):
                 self.made.extend(found.added)
                 return found.syncs(base)

@@ -1,14 +1,32 @@
-"""Topics on Figg and Wombat connections: publish, attach, named readers. Elsewhere: the wire formats."""
+"""Connections with topics, Figg over TCP and Wombat over WebSocket: publish, attach, named readers.
 
+Elsewhere: the wire formats, and how much is written when (`connection.py`).
+"""
+
+import asyncio
+import logging
 from collections.abc import Callable, Sequence
+from typing import cast
 
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.readers import Claim
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
-from headrace.model import Position
-from headrace.server.connection import Connection, Pause
+from headrace.model import Position, Refusal
+from headrace.printing import quoted
+from headrace.server.connection import Connection, Connections, Pause
+from headrace.server.listeners import recognise
+from headrace.server.websocket import WebSocketConnection
+from headrace.session.figg.server import FiggServerSession
 from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession
-from headrace.wire import readers
+from headrace.session.wombat.server import WombatServerSession
+from headrace.wire import readers, websocket
+from headrace.wire.figg import messages as figg
+from headrace.wire.wombat import messages as wombat
+
+logger = logging.getLogger(__name__)
+
+_LARGE_READ_BYTES = 1 << 17
+"""Size from which a read means that more data waits. uvloop reads at most 250 KiB at once."""
 
 
 class RecordsEncoding:
@@ -191,3 +209,151 @@ class TopicConnection(Connection):
             return False
         claim.parked = True
         return True
+
+
+def _figg_data(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
+    return figg.encode_data(topic, at.offset, records)
+
+
+class FiggConnection(TopicConnection, asyncio.Protocol):
+    """Figg over TCP."""
+
+    __slots__ = ("_figg", "_is_new")
+    protocol = "figg"
+    encode = staticmethod(_figg_data)
+    encode_records = RecordsEncoding(figg.encode_records)
+
+    def __init__(self, shared: Connections) -> None:
+        self._figg = FiggServerSession()
+        self._is_new = True
+        super().__init__(shared, self._figg)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.opened(cast(asyncio.Transport, transport))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_s = self._shared.loop.time()
+        if self._is_new:
+            self._is_new = False
+            if stranger := recognise(data, self._shared.listeners):
+                self._write(stranger.answer)
+                self.handle([self._figg.refuse(stranger.reason)], len(data))
+                return
+        self.handle(self._figg.receive_data(data), len(data) - self._figg.unread_bytes)
+        if len(data) >= _LARGE_READ_BYTES:
+            self.more_to_read()
+
+    @property
+    def _has_undecoded(self) -> bool:
+        return self._figg.unread_bytes > 0
+
+    def _decode_more(self) -> list[tuple[object, int]]:
+        before = self._figg.unread_bytes
+        if not before:
+            return []
+        commands = self._figg.receive_data(b"")
+        size = before - self._figg.unread_bytes
+        return [(command, size) for command in commands]
+
+    def eof_received(self) -> bool:
+        """Close after the last acknowledgements: a peer that has stopped sending may still read."""
+        self.handle([self._figg.refuse("")._replace(is_peers_fault=False)], 0)
+        # True keeps the transport open while acknowledgements are pending.
+        return not self._closed
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.lost()
+
+
+def _wombat_payloads(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
+    return wombat.encode_payloads(topic, at.epoch, at.offset, records)
+
+
+class Wombats:
+    """The Wombat connections of one server, in the order in which they were last heard."""
+
+    def __init__(self, shared: Connections) -> None:
+        self.shared = shared
+        self.heard: dict[WombatConnection, None] = {}
+
+    def __call__(self) -> "WombatConnection":
+        return WombatConnection(self)
+
+    def tick(self, now: float) -> None:
+        """Close connections that have been silent for too long. The others cost nothing."""
+        while self.heard:
+            connection = next(iter(self.heard))
+            if now < connection.silent_at:
+                break
+            connection.time_is_up(now)
+
+
+class WombatConnection(TopicConnection, WebSocketConnection):
+    """Wombat over WebSocket. A silent client is closed."""
+
+    __slots__ = ("_wombat", "_wombats")
+    protocol = "wombat"
+    encode = staticmethod(_wombat_payloads)
+    encode_records = RecordsEncoding(wombat.encode_records)
+    message_bytes_max = wombat.MESSAGE_BYTES_MAX
+    large_refusal = Refusal.LARGE_PAYLOAD
+
+    def __init__(self, wombats: Wombats) -> None:
+        self._wombats = wombats
+        shared = wombats.shared
+        self._wombat = WombatServerSession(shared.loop.time(), shared.limits.silence_s)
+        super().__init__(shared, self._wombat)
+        wombats.heard[self] = None
+
+    def messages_received(self, messages: Sequence[bytes]) -> None:
+        silent_at = self._wombat.silent_at
+        now = self._heard_s = self._shared.loop.time()
+        commands = self._wombat.receive_messages(messages, now)
+        if self._wombat.silent_at != silent_at:
+            self._move_to_end()
+        if self._wombat.repeats:
+            self._shared.metrics.count("duplicates_refused_total", self._wombat.repeats)
+            self._wombat.repeats = 0
+        self.handle(commands, sum(map(len, messages)))
+
+    @property
+    def silent_at(self) -> float:
+        return self._wombat.silent_at
+
+    def time_is_up(self, now: float) -> None:
+        """Close the connection, because no PING came, unless the server could not have received a PING."""
+        if self._paused & ~Pause.ANSWERS:
+            # The server does not read, so it could not receive a PING. A pause for unread answers does not
+            # count: the peer itself causes it.
+            self._wombat.heard(now)
+            self._move_to_end()
+        else:
+            del self._wombats.heard[self]
+            silence_s = self._shared.limits.silence_s
+            reason = f"no PING for {silence_s:g} s"
+            self.count_refusal(reason)
+            self.close(reason, websocket.POLICY_VIOLATION)
+
+    def lost(self) -> None:
+        self._wombats.heard.pop(self, None)
+        super().lost()
+
+    def overtaken(self, subscription: BrokerSubscription) -> None:
+        name = subscription.topic.name
+        if self._claims and name in self._claims:
+            return  # RECORDS carry their offset
+        # A client need not interpret serials: the next ATTACHED tells the client what it missed.
+        reason = f"messages of {quoted(name)} are gone: attach again"
+        logger.warning("%s: closing: %s", self.peer, reason)
+        self._drop(name)
+        self.handle([self._session.refuse(reason)._replace(is_peers_fault=False)], 0)
+
+    def _reads_again(self, why: int) -> None:
+        # The peer's PING may be behind all the data that was not read.
+        if why & (Pause.PUBLISHES | Pause.COMMANDS):
+            self._wombat.heard(self._shared.loop.time())
+            self._move_to_end()
+
+    def _move_to_end(self) -> None:
+        if self._wombats.heard.pop(self, self) is None:
+            self._wombats.heard[self] = None

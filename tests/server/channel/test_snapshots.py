@@ -15,9 +15,9 @@ from headrace.errors import ConfigError
 from headrace.log.store import Note, Topic
 from headrace.model import Durability
 from headrace.payload.channel import Content
+from headrace.server.channel import snapshots as postgres_snapshots
 from headrace.server.channel.rules import make_postgres
-from headrace.server.snapshots import store as postgres_snapshots
-from headrace.server.snapshots.store import DatabaseError, PostgresSnapshots
+from headrace.server.channel.snapshots import DatabaseError, PostgresSnapshots
 
 DOWN = DatabaseError("no route to db.internal", is_down=True)
 REFUSED = DatabaseError("a check is violated", is_down=False)
@@ -205,7 +205,7 @@ async def test_it_goes_on_by_itself_when_the_database_is_back(
         ("a", None),
         ("a", snapshot(1)),
     ]
-    assert caplog.text.count("keeps snapshots of channels again") == 1
+    assert caplog.text.count("stores snapshots of channels again") == 1
     await asker.snapshots.close()
 
 
@@ -227,7 +227,10 @@ async def test_what_fails_for_one_channel_does_not_keep_others_waiting(fake: Fak
     fake.failures = [REFUSED]
     asker.save("a", 1)
     asker.save("b", 1)
-    assert (await asker.answered(3))[1:] == [("a failed", "PostgreSQL refuses it"), ("b", None)]
+    assert (await asker.answered(3))[1:] == [
+        ("a failed", "PostgreSQL refuses the snapshot"),
+        ("b", None),
+    ]
     await asker.snapshots.close()
 
 
@@ -251,7 +254,7 @@ async def test_a_database_that_does_not_answer_is_cut_off_in_time(
     await asyncio.wait_for(asyncio.to_thread(fake.go_on.wait), 30)
     assert fake.connections[0].is_cut
     await asker.snapshots.close()
-    assert "it has not answered in time" in caplog.text
+    assert "PostgreSQL has not answered in time" in caplog.text
 
 
 async def test_a_call_that_has_waited_for_too_long_is_not_done_any_more(fake: Fake):
@@ -272,7 +275,7 @@ async def test_more_calls_than_may_wait_fail_at_once(fake: Fake, monkeypatch: py
     fake.go_on.clear()
     asker.load("a")
     asker.load("b")
-    assert asker.answers == [("b failed", "2 calls wait for PostgreSQL already")]
+    assert asker.answers == [("b failed", "2 calls are already waiting for PostgreSQL")]
     fake.go_on.set()
     await asker.answered(2)
     asker.load("c")
@@ -344,8 +347,8 @@ async def test_a_row_that_is_ahead_of_the_log_is_not_of_this_log(fake: Fake):
 
 def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "headrace.server.snapshots.postgres", raising=False)
-    monkeypatch.delattr("headrace.server.snapshots.postgres", raising=False)
+    monkeypatch.delitem(sys.modules, "headrace.server.channel.postgres", raising=False)
+    monkeypatch.delattr("headrace.server.channel.postgres", raising=False)
     config = Config(channels=ChannelSettings(snapshots_url="postgresql://localhost/headrace"))
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[postgres\]'"):
         make_postgres(config, Store())  # type: ignore[arg-type]
@@ -357,7 +360,7 @@ def test_without_a_url_there_is_no_database():
 
 def test_an_error_of_the_driver_does_not_tell_the_password():
     psycopg = pytest.importorskip("psycopg")
-    from headrace.server.snapshots import postgres
+    from headrace.server.channel import postgres
 
     def fail() -> None:
         with postgres._translated(secret="s3cret"):

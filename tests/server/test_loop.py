@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.server import turns
-from headrace.server.turns import TURN_PIECES_MAX, Turns
+from headrace.server import loop as server_loop
+from headrace.server.loop import TURN_PIECES_MAX, Turns
 
 
 class Loop:
@@ -39,7 +39,7 @@ class Busy:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(turns.time, "monotonic", lambda: 0.0)
+    monkeypatch.setattr(server_loop.time, "monotonic", lambda: 0.0)
     return Loop()
 
 
@@ -64,7 +64,7 @@ def test_all_connections_get_the_same_share(loop: Any) -> None:
 
 def test_a_turn_ends_when_its_time_is_over(loop: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr(turns.time, "monotonic", lambda: float(next(clock)))
+    monkeypatch.setattr(server_loop.time, "monotonic", lambda: float(next(clock)))
     busy = Busy(Turns(loop))
     loop.iterate()
     assert busy.pieces == 1

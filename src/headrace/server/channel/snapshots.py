@@ -100,7 +100,7 @@ class PostgresSnapshots:
             if found is not None and found.offset > self._end_of(channel):
                 # If the snapshot were used, it would hide every message before its offset.
                 failed(
-                    f"PostgreSQL has a snapshot of {quoted(channel)} that is of another data directory"
+                    f"PostgreSQL has a snapshot of {quoted(channel)} from another data directory"
                 )
                 return
             note = read_snapshot(self._store, channel)
@@ -157,7 +157,7 @@ class PostgresSnapshots:
             failed("the server is stopping")
             return
         if self._calls >= CALLS_MAX or self._bytes + size > CALLS_BYTES_MAX:
-            failed(f"{self._calls} calls wait for PostgreSQL already")
+            failed(f"{self._calls} calls are already waiting for PostgreSQL")
             return
         self._calls += 1
         self._bytes += size
@@ -247,7 +247,11 @@ class _Thread:
             except Exception as error:
                 self._failed(error, is_late=call.is_over)
                 is_refused = isinstance(error, DatabaseError) and not error.is_down
-                reason = "PostgreSQL refuses it" if is_refused else "PostgreSQL is not available"
+                reason = (
+                    "PostgreSQL refuses the snapshot"
+                    if is_refused
+                    else "PostgreSQL is not available"
+                )
                 self._on_loop(call.answer, reason, False)
             else:
                 self._succeeded()
@@ -276,16 +280,18 @@ class _Thread:
             self._away_until_s = time.monotonic() + self._backoff_s
         trouble = str(error) if isinstance(error, DatabaseError) else described(error)
         if is_late:
-            trouble = "it has not answered in time"  # `cut` caused the error
+            trouble = "PostgreSQL has not answered in time"  # `cut` caused the error
         if trouble != self._trouble:
             self._trouble = trouble
-            logger.warning("PostgreSQL cannot keep snapshots of channels for now: %s", trouble)
+            logger.warning(
+                "PostgreSQL does not store snapshots of channels at the moment: %s", trouble
+            )
 
     def _succeeded(self) -> None:
         self._backoff_s = 0.0
         if self._trouble:
             self._trouble = ""
-            logger.info("PostgreSQL keeps snapshots of channels again")
+            logger.info("PostgreSQL stores snapshots of channels again")
 
     def _drop(self) -> None:
         database, self._database = self._database, None

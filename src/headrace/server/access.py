@@ -1,6 +1,7 @@
 """Access checks: tokens of the configuration, a function of the application, or everyone on this machine.
 
-The configuration names functions of the application as `module:function`.
+The configuration names functions of the application as `module:function`. Requests to the HTTP API need a
+token, unless the configuration has no tokens.
 """
 
 import hashlib
@@ -14,11 +15,17 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import Config
 from headrace.errors import ConfigError
 from headrace.model import ENVELOPE_PREFIXES, legacy_name
 from headrace.printing import quoted
+
+logger = logging.getLogger(__name__)
 
 
 def load_hook(key: str, name: str) -> Callable[..., Any] | None:
@@ -38,8 +45,6 @@ def load_hook(key: str, name: str) -> Callable[..., Any] | None:
     return found  # type: ignore[no-any-return]
 
 
-logger = logging.getLogger(__name__)
-
 Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
 """Function of a peer's node id and credentials that returns True if the peer is accepted."""
 
@@ -51,9 +56,9 @@ def warn_of_open_listeners(config: Config, listeners: Mapping[str, str]) -> None
     """Warn of listeners that tokens do not protect: an operator who sets a token may think that all are."""
     if config.access.token:
         logger.warning(
-            "tokens ([[access.token]]) close the HTTP API, Logux and channels only: Figg at %s and Wombat at "
-            "%s know no tokens, and whoever reaches them can read every topic and write all but those of "
-            "Logux and channels",
+            "tokens ([[access.token]]) protect only the HTTP API, Logux and channels: Figg at %s and Wombat "
+            "at %s check no tokens. Anyone who can reach them can read every topic, and can write to all "
+            "topics except those of Logux and channels",
             listeners["figg"],
             listeners["ws"],
         )
@@ -73,15 +78,10 @@ class Credentials:
         if self._verify is not None:
             found = self._verify(node, shown)
             return bool(await found if inspect.isawaitable(found) else found)
-        if not self._tokens:
-            return self._is_near(address)
-        token = shown.get("token") if isinstance(shown, dict) else shown
-        known = find_token(self._tokens, token) if isinstance(token, str) else None
-        if known is None or not is_granted(known, topic):
-            return False
-        return known.user is None or known.user == user_of(node)
+        grant = self.grant(node, shown, address)
+        return grant is not None and grant.covers(topic)
 
-    def grant(self, node: str, shown: Any, address: str) -> "Grant | None":
+    def grant(self, node: str | int | float, shown: Any, address: str) -> "Grant | None":
         """Return the grant of a peer at this address, by tokens alone; None if the peer is not accepted."""
         if not self._tokens:
             return Grant(None) if self._is_near(address) else None
@@ -97,7 +97,7 @@ class Credentials:
         if not self._warned:
             self._warned = True
             logger.warning(
-                "%s let in everyone on this machine, and nobody else: there is no [[access.token]]%s",
+                "%s accept every client on this machine and no other client: there is no [[access.token]]%s",
                 *self._warning,
             )
         return True
@@ -137,3 +137,76 @@ def is_granted(token: AccessToken, what: str) -> bool:
 def user_of(node: str | int | float) -> str:
     """Return the user in a node id, `user:client:tab`."""
     return str(node).partition(":")[0]
+
+
+# The HTTP API
+
+CHANNELS = "/v1/channel"
+"""Prefix of all paths of channels. In paths for processors, a slash follows."""
+
+CHANGING_PATHS = frozenset({"/v1/channel/messages"})
+"""Paths where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
+
+OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+"""Paths that need no token, because load balancers have none."""
+
+
+class AccessGate:
+    """Middleware that answers requests that may not reach the application."""
+
+    def __init__(self, app: ASGIApp, tokens: Sequence[AccessToken]) -> None:
+        self._app = app
+        self._tokens = tokens
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        if _is_change(scope) and _is_from_page(headers):
+            # For any page it shows, a browser sends some such requests to any host the machine can reach.
+            return _refused(scope, 403, "pages in a browser may not change anything here")
+        if scope["path"] in OPEN_PATHS or not self._tokens:
+            return None
+        token = _bearer(headers.getlist("authorization"))
+        if token is None:
+            return _refused(scope, 401, "a token is needed: Authorization: Bearer TOKEN")
+        # Headers were decoded as Latin-1, whatever their encoding is.
+        known = find_token(self._tokens, token.encode("latin-1").decode(errors="replace"))
+        if known is None:
+            return _refused(scope, 401, "the token is not known here")
+        scope["headrace.token"] = known
+        # The endpoints of channels check the token again, for their channel.
+        if is_granted(known, HTTP) or scope["path"].startswith(f"{CHANNELS}/"):
+            return None
+        return _refused(scope, 403, "the token is not for the HTTP API")
+
+
+def _is_change(scope: Scope) -> bool:
+    return scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
+
+
+def _is_from_page(headers: Headers) -> bool:
+    # For parts of a page, such as images, browsers send no `Origin`, but they send `Sec-Fetch-Site`.
+    return "origin" in headers or headers.get("sec-fetch-site", "none") not in (
+        "none",
+        "same-origin",
+    )
+
+
+def _bearer(headers: list[str]) -> str | None:
+    """Return the token of a request; None if it has none or several."""
+    if len(headers) != 1:
+        return None
+    scheme, _, token = headers[0].partition(" ")
+    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
+
+
+def _refused(scope: Scope, status: int, error: str) -> JSONResponse:
+    told: dict[str, object] = {"error": error}
+    if scope["path"].startswith(CHANNELS):
+        # Every error of the channel endpoints has a code.
+        told |= {"code": "wrong-credentials" if status == 401 else "forbidden", "retry": False}
+    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
+    return JSONResponse(told, status, headers)

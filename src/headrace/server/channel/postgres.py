@@ -16,7 +16,7 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ConfigError
 from headrace.payload.channel import Content
 from headrace.printing import MASK, masked
-from headrace.server.snapshots.store import DatabaseError
+from headrace.server.channel.snapshots import DatabaseError
 
 _STATEMENT_MS_MAX = 8_000
 

@@ -1,1 +1,0 @@
-"""Channel snapshots in PostgreSQL."""
