@@ -158,13 +158,13 @@ def test_what_is_no_publish_is_not_told_as_one(data: bytes) -> None:
 
 
 OF_READERS = {
-    "READ": (readers.Read, figg.encode_read),
-    "WAITING": (readers.Waiting, figg.encode_waiting),
-    "READING": (readers.Reading, figg.encode_reading),
+    "READ": (readers.Read, figg.encode_of_reader),
+    "WAITING": (readers.Waiting, figg.encode_of_reader),
+    "READING": (readers.Reading, figg.encode_of_reader),
     "RECORDS": (readers.Records, figg.encode_records),
-    "HANDLED": (readers.Handled, figg.encode_handled),
-    "STORED": (readers.Stored, figg.encode_stored),
-    "LOST": (readers.Lost, figg.encode_lost),
+    "HANDLED": (readers.Handled, figg.encode_of_reader),
+    "STORED": (readers.Stored, figg.encode_of_reader),
+    "LOST": (readers.Lost, figg.encode_of_reader),
 }
 
 

@@ -111,21 +111,23 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
             return unframed(wombat.encode_pong(msgpack.packb(number)))
         case "READ":
             *names, start, instance, window = fields.values()
-            return wombat.encode_read(readers.Read(*names, start == "newest", instance, window))
+            return wombat.encode_reader_request(
+                readers.Read(*names, start == "newest", instance, window)
+            )
         case "HANDLED":
-            return wombat.encode_handled(readers.Handled(**fields))
+            return wombat.encode_reader_request(readers.Handled(**fields))
         case "WAITING":
-            return unframed(wombat.encode_waiting(readers.Waiting(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Waiting(**fields)))
         case "READING":
-            return unframed(wombat.encode_reading(readers.Reading(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Reading(**fields)))
         case "RECORDS":
             *position, data = fields.values()
             record = len(data).to_bytes(4, "big") + data.encode()
             return unframed(wombat.encode_records(readers.Records(*position, record)))
         case "STORED":
-            return unframed(wombat.encode_stored(readers.Stored(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Stored(**fields)))
         case "LOST":
-            return unframed(wombat.encode_lost(readers.Lost(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Lost(**fields)))
         case _:
             epoch, _, end = serial.partition("@")
             record = len(payload).to_bytes(4, "big") + payload

@@ -30,7 +30,7 @@ from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
@@ -51,7 +51,7 @@ from headrace.server.reload import TOKENS, merge
 from headrace.server.runner import LoopRunner
 from headrace.server.tcp import FiggConnection
 from headrace.server.wombat import Wombats
-from headrace.wire.channel import messages as channel
+from headrace.wire import channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
 

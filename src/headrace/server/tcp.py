@@ -8,7 +8,7 @@ from headrace.model import Position
 from headrace.server.connection import Connections
 from headrace.server.strangers import recognise
 from headrace.server.topics import RecordsEncoding, TopicConnection
-from headrace.session.figg.server import FiggServerSession
+from headrace.session.figg import FiggServerSession
 from headrace.wire.figg import messages as figg
 
 _LARGE_READ_BYTES = 1 << 17

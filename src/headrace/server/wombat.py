@@ -9,7 +9,7 @@ from headrace.printing import quoted
 from headrace.server.connection import Connections, Pause
 from headrace.server.topics import RecordsEncoding, TopicConnection
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.wombat.server import WombatServerSession
+from headrace.session.wombat import WombatServerSession
 from headrace.wire import websocket
 from headrace.wire.wombat import messages as wombat
 

@@ -8,7 +8,8 @@ session and a way to receive.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 from headrace.model import Refusal, RefusedPublish
 from headrace.session.units import Unit, Units
@@ -148,3 +149,43 @@ class TopicSession(ServerSession):
     @abstractmethod
     def tell_reader(self, message: readers.ToClient) -> None:
         """Send a message about a named reader. Records are sent separately."""
+
+
+class PeerState(Enum):
+    NEW = "new"
+    AUTHENTICATING = "authenticating"
+    OPEN = "open"
+
+
+class GreetedSession(ServerSession):
+    """A session whose peer says who it is, before anything else.
+
+    new ──greeting──▶ authenticating ──let in──▶ open        any ──refused──▶ closing
+    """
+
+    __slots__ = ("_held", "_state", "binary", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        super().__init__(self)
+        self._state = PeerState.NEW
+        self._held: list[Any] = []
+        """Messages that came while the peer's credentials were being checked."""
+        self.binary = False
+        """True if the peer uses MessagePack; the answers use the same encoding."""
+
+    @property
+    def is_new(self) -> bool:
+        """True while the peer has not identified itself."""
+        return self._state is PeerState.NEW
+
+    @abstractmethod
+    def turn_away(self) -> Close:
+        """Refuse the peer: its credentials are wrong."""
+
+    def _let_in(self) -> list[Any]:
+        """Accept the peer. Returns the messages that it sent in the meantime."""
+        assert self._state is PeerState.AUTHENTICATING
+        self._state = PeerState.OPEN
+        held, self._held = self._held, []
+        return held

@@ -19,7 +19,7 @@ from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.runner import StepRunner
 from headrace.log.store import Appended, Note, StoredAppend
 from headrace.model import Position
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 
 BOOT_ID = b"the first boot.."
 

@@ -14,16 +14,6 @@ from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
 
 READ, WAITING, READING, RECORDS, HANDLED, STORED, LOST = range(64, 71)
 """Types of messages. Both protocols count their own types from 1; these numbers leave room for them."""
-NAMES = {
-    READ: "read",
-    WAITING: "waiting",
-    READING: "reading",
-    RECORDS: "records",
-    HANDLED: "handled",
-    STORED: "stored",
-    LOST: "lost",
-}
-
 RECORDS_BYTES_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
 """Size limit of the records in one RECORDS message: the largest record just fits."""
 
@@ -106,6 +96,17 @@ class Lost(NamedTuple):
 
 ToServer = Read | Handled
 ToClient = Waiting | Reading | Records | Stored | Lost
+
+TYPES: dict[type[ToServer | ToClient], int] = {
+    Read: READ,
+    Waiting: WAITING,
+    Reading: READING,
+    Records: RECORDS,
+    Handled: HANDLED,
+    Stored: STORED,
+    Lost: LOST,
+}
+NAMES = {number: kind.__name__.lower() for kind, number in TYPES.items()}
 
 
 class Portion(NamedTuple):

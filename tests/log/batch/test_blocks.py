@@ -20,7 +20,7 @@ from headrace.log.batch.blocks import (
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import pack_record
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 
 ID = "0f" * 16
 

@@ -10,11 +10,7 @@ import pytest
 
 from headrace.errors import LocalProtocolError, PayloadTooLargeError, QueueFullError
 from headrace.payload.channel import BadMessageError
-from headrace.session.channel.client import (
-    ChannelClientEvent,
-    ChannelClientSession,
-    ConnectionRefused,
-)
+from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
 from headrace.session.channel.membership import (
     RETRY_S,
     Answered,
@@ -28,8 +24,8 @@ from headrace.session.channel.membership import (
     Restored,
     SendAccepted,
 )
-from headrace.session.topics.client import Broken, ConnectionState, Finished
-from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
+from headrace.session.client import Broken, ConnectionRefused, ConnectionState, Finished
+from headrace.wire.channel import Delivered, MissedMessages, SnapshotBody
 
 C = "doc/1"
 WELCOME = {"type": "welcome", "processor": "a", "version": 1, "ping_s": 15}

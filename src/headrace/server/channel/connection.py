@@ -24,7 +24,7 @@ from headrace.server.channel.subscriber import ChannelSubscriber
 from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials, Grant
 from headrace.session.channel.server import AuthenticateProcessor, Request
-from headrace.wire.channel import messages as wire
+from headrace.wire import channel as wire
 
 FETCH_MESSAGES_MAX = 500
 

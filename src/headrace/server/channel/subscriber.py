@@ -10,8 +10,8 @@ from headrace.broker.channel.member import Batch
 from headrace.server.connection import Pause
 from headrace.server.websocket import WebSocketConnection
 from headrace.session.channel.server import ChannelServerSession
+from headrace.wire import channel as wire
 from headrace.wire import websocket
-from headrace.wire.channel import messages as wire
 
 if TYPE_CHECKING:
     from headrace.server.channel.connection import ChannelConnections

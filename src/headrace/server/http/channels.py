@@ -36,7 +36,7 @@ from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
 from headrace.server.credentials import HTTP, is_granted, user_of
 from headrace.server.http.shared import RefusalWithFacts, body, number
-from headrace.wire.channel import messages as wire
+from headrace.wire import channel as wire
 
 CHANNELS_LISTED_MAX = 200
 """Channels in one answer. The next page starts `after` the last name."""

@@ -17,7 +17,7 @@ from headrace.server.http.channels import (
     STATUSES,
     WAIT_S_MAX,
 )
-from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
+from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
 
 PATH = "/openapi.json"
 

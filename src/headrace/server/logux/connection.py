@@ -22,9 +22,14 @@ from headrace.server.connection import Connections, Pause
 from headrace.server.credentials import Credentials
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.logux.server import LoguxServerSession
+from headrace.session.logux.server import (
+    AddEvents,
+    AuthenticatePeer,
+    Incoming,
+    LoguxServerSession,
+    LoguxSession,
+)
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
-from headrace.session.logux.shared import AddEvents, AuthenticatePeer, Incoming, LoguxSession
 from headrace.session.units import Unit
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux

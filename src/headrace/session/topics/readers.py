@@ -22,8 +22,10 @@ from enum import Enum, auto
 from math import inf
 
 from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.session.topics.client import Broken, Event, Missed
-from headrace.session.topics.reader_events import (
+from headrace.session.client import Broken
+from headrace.session.topics.events import (
+    Event,
+    Missed,
     ReaderActive,
     ReaderFailed,
     ReaderLost,

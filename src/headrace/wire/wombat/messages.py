@@ -173,39 +173,29 @@ def encode_payloads(topic: str, epoch: int, offset: int, records: Sequence[bytes
     return form % tuple(chain.from_iterable(zip(ends, records, strict=True)))
 
 
-def encode_waiting(message: readers.Waiting) -> bytes:
-    return _framed(readers.WAITING, message._asdict())
-
-
-def encode_reading(message: readers.Reading) -> bytes:
-    return _framed(readers.READING, message._asdict())
-
-
 def encode_records(message: readers.Records) -> bytes:
     topic, epoch, offset, ordinal, ms, data = message
     position = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal, "time": ms}
     return _framed(readers.RECORDS, position | {"records": data})
 
 
-def encode_stored(message: readers.Stored) -> bytes:
-    return _framed(readers.STORED, message._asdict())
-
-
-def encode_lost(message: readers.Lost) -> bytes:
-    return _framed(readers.LOST, message._asdict())
+def encode_reader_answer(message: readers.ToClient) -> bytes:
+    """Encode any message from a server about a named reader."""
+    if isinstance(message, readers.Records):
+        return encode_records(message)
+    return _framed(readers.TYPES[type(message)], message._asdict())
 
 
 # Messages from client to server, without frames.
 
 
-def encode_read(message: readers.Read) -> bytes:
+def encode_reader_request(message: readers.ToServer) -> bytes:
+    """Encode any message from a client about a named reader."""
+    if isinstance(message, readers.Handled):
+        return _message(readers.HANDLED, message._asdict())
     topic, reader, newest, instance, window = message
     names = {"topic": topic, "reader": reader, "start": "newest" if newest else "oldest"}
     return _message(readers.READ, names | {"instance": instance, "window": window})
-
-
-def encode_handled(message: readers.Handled) -> bytes:
-    return _message(readers.HANDLED, message._asdict())
 
 
 def encode_attach(topic: str, serial: str | None) -> bytes:
