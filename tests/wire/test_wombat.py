@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -82,7 +83,8 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
         case readers.Records(topic, epoch, offset, ordinal, ms, data):
             fields = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal}
             return "RECORDS", fields | {"time": ms, "records": data[4:].decode()}
-    fields = {key: value for key, value in message._asdict().items() if value is not None}
+    named = message._asdict() if isinstance(message, tuple) else msgspec.structs.asdict(message)
+    fields = {key: value for key, value in named.items() if value is not None}
     fields.pop("refused", None)  # only for the server, not on the wire
     return type(message).__name__.upper(), fields
 
@@ -123,7 +125,7 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
         case "RECORDS":
             *position, data = fields.values()
             record = len(data).to_bytes(4, "big") + data.encode()
-            return unframed(wombat.encode_records(readers.Records(*position, record)))
+            return unframed(wombat.encode_reader_answer(readers.Records(*position, record)))
         case "STORED":
             return unframed(wombat.encode_reader_answer(readers.Stored(**fields)))
         case "LOST":

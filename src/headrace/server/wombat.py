@@ -43,7 +43,7 @@ class WombatConnection(TopicConnection, WebSocketConnection):
     __slots__ = ("_wombat", "_wombats")
     protocol = "wombat"
     encode = staticmethod(encode)
-    encode_records = RecordsEncoding(wombat.encode_records)
+    encode_records = RecordsEncoding(wombat.encode_reader_answer)
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
     large_refusal = Refusal.LARGE_PAYLOAD
 

@@ -127,7 +127,7 @@ class LinkedSession(ABC, Generic[E]):
 
 
 class Stage(Enum):
-    """How far a connection with a greeting has come."""
+    """Progress of a connection that begins with a greeting."""
 
     CLOSED = "closed"
     GREETING = "greeting"

@@ -42,7 +42,6 @@ class FiggClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             silent_s=SILENT_S,
         )
-        self._decoder = ClientDecoder()
 
     _encode_publish = staticmethod(figg.encode_publish)
     _encode_detach = staticmethod(figg.encode_detach)
@@ -116,9 +115,8 @@ class FiggServerSession(TopicSession):
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
             else:
-                refused = message.refused
-                number = None if refused is None else refused.number
-                commands.append(self.refuse_publish(message, number, websocket.POLICY_VIOLATION))
+                code = websocket.POLICY_VIOLATION
+                commands.append(self.refuse_publish(message.reason, code, message.refused))
         return commands
 
     @property

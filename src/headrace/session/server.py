@@ -56,16 +56,6 @@ class Decoder(Protocol):
     """True if all further input is ignored."""
 
 
-class BadPublish(Protocol):
-    """A decoder's report of a message that it does not accept."""
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def refused(self) -> RefusedPublish | None: ...
-
-
 class ServerSession(ABC):
     """The protocol state of one peer, on the server's side."""
 
@@ -85,13 +75,13 @@ class ServerSession(ABC):
         self._decoder.closed = True
         return Close(reason, code)
 
-    def refuse_publish(self, bad: BadPublish, number: int | None, code: int) -> Close:
+    def refuse_publish(self, reason: str, code: int, refused: RefusedPublish | None) -> Close:
         """Refuse a bad message. A refused publish and all publishes above it are never acknowledged."""
-        if bad.refused is None:
-            return self.refuse(bad.reason, code)
-        if number is not None and self._units is not None:
-            self._units.refuse(number)
-        return self.refuse(bad.reason, code)._replace(refused=bad.refused.why)
+        if refused is None:
+            return self.refuse(reason, code)
+        if refused.number is not None and self._units is not None:
+            self._units.refuse(refused.number)
+        return self.refuse(reason, code)._replace(refused=refused.why)
 
     def stored(self, unit: Unit) -> None:
         """Note that all publishes of the unit are durable."""

@@ -58,7 +58,6 @@ class WombatClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             resend_s=resend_s,
         )
-        self._decoder = ClientDecoder()
 
     _encode_detach = staticmethod(wombat.encode_detach)
     _encode_ping = staticmethod(wombat.encode_ping)
@@ -74,7 +73,9 @@ class WombatClientSession(ClientSession):
     def _check_place(self, place: object) -> str:
         if isinstance(place, str):
             if not place:
-                raise LocalProtocolError("a serial is not empty: leave it out to begin with now")
+                raise LocalProtocolError(
+                    "a serial must not be empty: leave it out to begin at the end"
+                )
             return place
         return f"@{check_offset(place)}"
 
@@ -154,8 +155,8 @@ class WombatServerSession(TopicSession):
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
             else:
-                number = self._number_of(message.refused)
-                commands.append(self.refuse_publish(message, number, message.code))
+                refused = self._unwrapped(message.refused)
+                commands.append(self.refuse_publish(message.reason, message.code, refused))
         self._forget(now)
         return commands
 
@@ -182,11 +183,12 @@ class WombatServerSession(TopicSession):
             self._asked.pop(topic, None)
         self._out.append(wombat.encode_detached(topic))
 
-    def _number_of(self, refused: RefusedPublish | None) -> int | None:
-        """Return the unwrapped number of a refused publish, as units have it."""
-        if refused is None or refused.number is None or self._numbers is None:
-            return None
-        return self._numbers.unwrap(refused.number)
+    def _unwrapped(self, refused: RefusedPublish | None) -> RefusedPublish | None:
+        """Return a refused publish with its unwrapped number, as units have it."""
+        if refused is None or refused.number is None:
+            return refused
+        number = None if self._numbers is None else self._numbers.unwrap(refused.number)
+        return refused._replace(number=number)
 
     def tell_reader(self, message: readers.ToClient) -> None:
         self._out.append(wombat.encode_reader_answer(message))

@@ -187,7 +187,7 @@ async def test_without_auto_ack_the_application_says_when(shared: ServerProcess)
             y = await anext(b)
             await y.ack()
             await b.ack(y)
-            with pytest.raises(LocalProtocolError, match="nothing has come"):
+            with pytest.raises(LocalProtocolError, match="has not delivered"):
                 await b.ack(10_000)
         async with join(url, "b", auto_ack=False) as b:
             z = await anext(b)

@@ -154,10 +154,6 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         """Ask for more messages, if they have to be asked for: the application has taken all it received."""
         self._channel(name).more()
 
-    def unsettled(self, name: str) -> int:
-        """Return the number of messages that the server is not known to have."""
-        return len(self._channel(name).sends)
-
     def has_room(self, name: str) -> bool:
         """True if `send` would accept a message now."""
         return self._channel(name).sends.has_room
@@ -269,7 +265,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
     def _channel(self, name: str) -> ClientChannel:
         channel = self._channels.get(name)
         if channel is None:
-            raise LocalProtocolError(f"channel {name!r} is not joined")
+            raise LocalProtocolError(f"channel {name!r} is not joined: call `join` first")
         return channel
 
     def _ticket(self) -> int:

@@ -180,7 +180,9 @@ class ClientChannel:
     def ack(self, offset: int) -> None:
         """Acknowledge everything up to `offset`."""
         if offset > self._received:
-            raise LocalProtocolError(f"nothing has come of {self.name!r} that ends at {offset}")
+            raise LocalProtocolError(
+                f"channel {self.name!r} has not delivered anything up to {offset}"
+            )
         self._ack_wanted = max(self._ack_wanted, offset)
 
     @property
@@ -483,7 +485,8 @@ class Sends:
     def add(self, ticket: int, fields: Fields) -> None:
         if not self.has_room:
             raise QueueFullError(
-                f"{len(self)} messages with {self._bytes} bytes wait to be accepted, and no more are kept"
+                f"the queue is full: {len(self)} messages ({self._bytes} bytes) wait for the server to "
+                "accept them; send more when it has"
             )
         self._waiting.append(_Item(ticket, fields))
         self._bytes += len(fields)

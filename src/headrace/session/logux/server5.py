@@ -444,9 +444,6 @@ def is_protocol_5(message: bytes | str) -> bool:
         return False
     if isinstance(first, logux.Connect):
         major = first.version[0]
-        return major == MAJOR or (major >= 1 and not isinstance(_sent_version(data, binary), list))
+        version = logux.unpack(data, binary=binary)[1]
+        return major == MAJOR or (major >= 1 and not isinstance(version, list))
     return isinstance(first, logux.Headers)  # other protocols have no `headers`
-
-
-def _sent_version(connect: bytes, binary: bool) -> object:
-    return logux.unpack(connect, binary=binary)[1]

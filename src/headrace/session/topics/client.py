@@ -76,6 +76,7 @@ class ClientSession(LinkedSession[Event]):
         resend_s: float = inf,
     ) -> None:
         super().__init__()
+        self._reset_decoder()
         self._open = False
         self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
         self._silent_s = silent_s

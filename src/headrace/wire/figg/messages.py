@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from headrace.model import RefusedPublish
 from headrace.wire import readers
 
@@ -153,24 +155,23 @@ def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
 
 
 def encode_records(message: readers.Records) -> bytes:
-    topic, *position, data = message
-    return _frame(readers.RECORDS, _topic_field(topic) + RECORDS_TAIL.pack(*position) + data)
+    tail = RECORDS_TAIL.pack(message.epoch, message.offset, message.ordinal, message.ms)
+    return _frame(readers.RECORDS, _topic_field(message.topic) + tail + message.data)
 
 
 def encode_of_reader(message: readers.ToServer | readers.ToClient) -> bytes:
     """Encode any message of a named reader."""
-    _, *numbers = message
     before = b""
     if isinstance(message, readers.Handled):
-        tail = HANDLED_TAIL.pack(*numbers)
+        tail = HANDLED_TAIL.pack(message.grant, message.offset, message.ordinal)
     elif isinstance(message, readers.Stored):
-        tail = STORED_TAIL.pack(*numbers)
+        tail = STORED_TAIL.pack(message.grant, message.offset)
     elif isinstance(message, readers.Records):
         return encode_records(message)
     elif isinstance(message, readers.Waiting):
         tail = U32.pack(message.ahead)
     elif isinstance(message, readers.Reading):
-        _, grant, asked, exact, *position = message
+        _, grant, asked, exact, *position = astuple(message)
         tail = READING_TAIL.pack(grant, FLAG_EXACT if exact else 0, asked, *position)
     elif isinstance(message, readers.Lost):
         tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]

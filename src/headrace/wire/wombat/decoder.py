@@ -8,7 +8,7 @@ messages before it still count.
 """
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Literal, NamedTuple, TypeVar
 
@@ -42,6 +42,7 @@ from headrace.wire.wombat.messages import (
     Bad,
     Detach,
     Detached,
+    Number,
     Payloads,
     Ping,
     Pong,
@@ -54,14 +55,11 @@ _U32 = struct.Struct(">I")
 
 T = TypeVar("T")
 
-_Number = Annotated[int, Meta(ge=0, lt=SEQUENCE_NUMBERS)]
-_Natural = Annotated[int, Meta(ge=0)]
-
 
 class _Publish(Struct, gc=False):
     topic: str
     message: bytes
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _PlainPublish(Struct, gc=False):
@@ -76,7 +74,7 @@ class _AnyPublish(Struct):
 
     topic: str
     message: Raw
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _RawPublish(Struct):
@@ -84,21 +82,12 @@ class _RawPublish(Struct):
 
     topic: Raw
     message: Raw
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _RefusedPublish(Struct):
     type: Literal[3]
     publish: _RawPublish
-
-
-class _Attach(Struct):
-    topic: str
-    serial: str | None = None
-
-
-class _Topic(Struct):
-    topic: str
 
 
 class _Timestamp(Struct):
@@ -108,26 +97,19 @@ class _Timestamp(Struct):
 class _Read(Struct):
     topic: str
     reader: str
-    instance: _Natural
-    window: _Natural
+    instance: readers.Natural
+    window: readers.Natural
     start: Literal["oldest", "newest"] = "oldest"
-
-
-class _Handled(Struct):
-    topic: str
-    grant: _Natural
-    offset: _Natural
-    ordinal: _Natural
 
 
 class _ToServer(Struct):
     type: int
-    attach: _Attach | UnsetType = UNSET
+    attach: Attach | UnsetType = UNSET
     publish: _AnyPublish | UnsetType = UNSET
     ping: _Timestamp | UnsetType = UNSET
-    detach: _Topic | UnsetType = UNSET
+    detach: Detach | UnsetType = UNSET
     read: _Read | UnsetType = UNSET
-    handled: _Handled | UnsetType = UNSET
+    handled: readers.Handled | UnsetType = UNSET
 
 
 class _BadMessageError(Exception):
@@ -260,16 +242,17 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _P
         return Ping(bytes(found.ping.timestamp))
     if found.type == ATTACH and found.attach:
         check_topic_name(found.attach.topic)
-        return Attach(found.attach.topic, found.attach.serial or None)
+        return found.attach if found.attach.serial else Attach(found.attach.topic)
     if found.type == DETACH and found.detach:
         check_topic_name(found.detach.topic)
-        return Detach(found.detach.topic)
+        return found.detach
     if found.type == readers.READ and found.read:
         check_topic_name(found.read.topic)
-        topic, reader, instance, window, start = msgspec.structs.astuple(found.read)
-        return readers.Read(topic, reader, start == "newest", instance, window)
+        asked = found.read
+        newest = asked.start == "newest"
+        return readers.Read(asked.topic, asked.reader, newest, asked.instance, asked.window)
     if found.type == readers.HANDLED and found.handled:
-        return readers.Handled(*msgspec.structs.astuple(found.handled))
+        return found.handled
     known = (ATTACH, PUBLISH, PING, DETACH, readers.READ, readers.HANDLED)
     raise _wrong_type(found.type, known, "a client")
 
@@ -364,16 +347,6 @@ def _payload_heads(payload: bytes) -> tuple[bytes, ...]:
 # Messages of servers
 
 
-class _Attached(Struct):
-    topic: str
-    serial: str
-
-
-class _Ack(Struct):
-    topic: str
-    sequence_number: _Number
-
-
 class _Payload(Struct, gc=False):
     topic: str
     serial: str
@@ -393,58 +366,18 @@ class _AnyPayload(Struct):
     message: Raw
 
 
-class _Pong(Struct):
-    timestamp: int
-
-
-class _Waiting(Struct):
-    topic: str
-    ahead: _Natural
-
-
-class _Reading(Struct):
-    topic: str
-    grant: _Natural
-    asked: _Natural
-    exact: bool
-    epoch: _Natural
-    offset: _Natural
-    ordinal: _Natural
-
-
-class _Records(Struct):
-    topic: str
-    epoch: _Natural
-    offset: _Natural
-    ordinal: _Natural
-    time: _Natural
-    records: bytes
-
-
-class _Stored(Struct):
-    topic: str
-    grant: _Natural
-    offset: _Natural
-
-
-class _Lost(Struct):
-    topic: str
-    code: int
-    reason: str
-
-
 class _ToClient(Struct):
     type: int
     payload: _AnyPayload | UnsetType = UNSET
-    ack: _Ack | UnsetType = UNSET
-    attached: _Attached | UnsetType = UNSET
-    pong: _Pong | UnsetType = UNSET
-    detached: _Topic | UnsetType = UNSET
-    waiting: _Waiting | UnsetType = UNSET
-    reading: _Reading | UnsetType = UNSET
-    records: _Records | UnsetType = UNSET
-    stored: _Stored | UnsetType = UNSET
-    lost: _Lost | UnsetType = UNSET
+    ack: Ack | UnsetType = UNSET
+    attached: Attached | UnsetType = UNSET
+    pong: Pong | UnsetType = UNSET
+    detached: Detached | UnsetType = UNSET
+    waiting: readers.Waiting | UnsetType = UNSET
+    reading: readers.Reading | UnsetType = UNSET
+    records: readers.Records | UnsetType = UNSET
+    stored: readers.Stored | UnsetType = UNSET
+    lost: readers.Lost | UnsetType = UNSET
 
 
 class ClientDecoder:
@@ -491,29 +424,14 @@ def _to_client(message: bytes) -> ToClient | _Payload | None:
     if found.type == PAYLOAD and found.payload:
         payload = found.payload
         return _Payload(payload.topic, payload.serial, _payload(payload.message))
-    if found.type == ACK and found.ack:
-        return Ack(found.ack.topic, found.ack.sequence_number)
-    if found.type == PONG and found.pong:
-        return Pong(found.pong.timestamp)
-    if found.type == ATTACHED and found.attached:
-        return Attached(found.attached.topic, found.attached.serial)
-    if found.type == DETACHED and found.detached:
-        return Detached(found.detached.topic)
-    if (make := _READER_ANSWERS.get(found.type)) and (answer := getattr(found, NAMES[found.type])):
-        return make(*msgspec.structs.astuple(answer))
+    if found.type in _ANSWERS and (answer := getattr(found, NAMES[found.type])):
+        return answer  # type: ignore[no-any-return]
     if found.type not in NAMES:
         return None
-    known = (ATTACHED, ACK, PAYLOAD, PONG, DETACHED, *_READER_ANSWERS)
-    raise _wrong_type(found.type, known, "a server")
+    raise _wrong_type(found.type, (PAYLOAD, *_ANSWERS), "a server")
 
 
-_READER_ANSWERS: dict[int, Callable[..., readers.ToClient]] = {
-    readers.WAITING: readers.Waiting,
-    readers.READING: readers.Reading,
-    readers.RECORDS: readers.Records,
-    readers.STORED: readers.Stored,
-    readers.LOST: readers.Lost,
-}
+_ANSWERS = {ATTACHED, ACK, PONG, DETACHED, *readers.NAMES} - {readers.READ, readers.HANDLED}
 
 
 # Both sides
