@@ -307,7 +307,7 @@ async def test_a_dead_connection_is_noticed(own: ServerProcess, until: Until) ->
         await until(lambda: a.latency_s is not None)
         own.signal(signal.SIGSTOP)
         try:
-            await until(lambda: "pings" in a.last_error)
+            await until(lambda: "unanswered" in a.last_error)
             sent = a.send_nowait("x")
         finally:
             own.signal(signal.SIGCONT)
