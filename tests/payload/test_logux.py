@@ -100,7 +100,7 @@ def test_other_times_have_an_id_of_their_own(created: list[Any]):
     "text", ["", "1", "1 a", "x a 0", "1 a x", "1 a 0 0", "1e5 a 0", "nan a 0", "١ a 0"]
 )
 def test_what_is_no_id_is_refused(text):
-    with pytest.raises(BadEnvelopeError, match="is no id"):
+    with pytest.raises(BadEnvelopeError, match="is not an id"):
         created_of_id(text)
 
 

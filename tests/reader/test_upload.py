@@ -13,7 +13,7 @@ from headrace.log.batch.blocks import HEADER_BYTES, MAGIC, BlockDecoder
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 from headrace.reader import upload as module
 from headrace.reader.upload import EncodedBlock, encode_batch
 from headrace.spark.columns import Stamps

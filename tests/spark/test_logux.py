@@ -150,10 +150,10 @@ def test_a_stream_copies_a_log_into_another_once(
     [
         (
             ["if(id = 99, '[]', '{\"type\":\"t\"}') as event"],
-            "its event is no object with a string",
+            "its event is not an object with a string",
         ),
         (["nullif('t', if(id = 99, 't', '')) as type"], "a row has no type"),
-        (["'t' as type", "if(id = 99, 'x', '1 a 0') as id"], "'x' is no id"),
+        (["'t' as type", "if(id = 99, 'x', '1 a 0') as id"], "'x' is not an id"),
     ],
 )
 def test_a_row_that_is_no_event_fails_the_write_and_leaves_nothing(

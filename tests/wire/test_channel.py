@@ -4,8 +4,8 @@ import msgspec
 import pytest
 
 from headrace.payload.channel import BadMessageError
-from headrace.wire.channel import messages as wire
-from headrace.wire.channel.answers import message_fields
+from headrace.wire import channel as wire
+from headrace.wire.channel import message_fields
 
 
 def refusal(text: str) -> str:

@@ -8,6 +8,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -82,7 +83,8 @@ def split(message: figg.ToServer | figg.ToClient) -> list[Frame]:
             frame("DATA", topic=message.topic, offset=offset, data=payload.decode())
             for offset, payload in message.messages
         ]
-    fields = {key: value for key, value in message._asdict().items() if value is not None}
+    named = message._asdict() if isinstance(message, tuple) else msgspec.structs.asdict(message)
+    fields = {key: value for key, value in named.items() if value is not None}
     fields.pop("refused", None)  # only for the server, not on the wire
     if isinstance(message, readers.Records):
         fields["data"] = message.data[4:].decode()
@@ -158,13 +160,13 @@ def test_what_is_no_publish_is_not_told_as_one(data: bytes) -> None:
 
 
 OF_READERS = {
-    "READ": (readers.Read, figg.encode_read),
-    "WAITING": (readers.Waiting, figg.encode_waiting),
-    "READING": (readers.Reading, figg.encode_reading),
+    "READ": (readers.Read, figg.encode_of_reader),
+    "WAITING": (readers.Waiting, figg.encode_of_reader),
+    "READING": (readers.Reading, figg.encode_of_reader),
     "RECORDS": (readers.Records, figg.encode_records),
-    "HANDLED": (readers.Handled, figg.encode_handled),
-    "STORED": (readers.Stored, figg.encode_stored),
-    "LOST": (readers.Lost, figg.encode_lost),
+    "HANDLED": (readers.Handled, figg.encode_of_reader),
+    "STORED": (readers.Stored, figg.encode_of_reader),
+    "LOST": (readers.Lost, figg.encode_of_reader),
 }
 
 

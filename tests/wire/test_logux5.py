@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from headrace.log.records import pack_record
 from headrace.model import Position
 from headrace.payload.logux import Envelope, created_of, id_of, key_of, plain, raw_event
-from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing_of
-from headrace.wire.logux.protocol5 import Shown, client_of, parse_meta
+from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, Shown, outgoing_of
+from headrace.wire.logux.messages import client_of, parse_meta
 
 BASE = 1794706580880
 numbers = st.integers(-(10**6), 10**6) | st.integers(-100, 100).map(lambda one: one + 0.5)

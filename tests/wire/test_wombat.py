@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -82,7 +83,8 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
         case readers.Records(topic, epoch, offset, ordinal, ms, data):
             fields = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal}
             return "RECORDS", fields | {"time": ms, "records": data[4:].decode()}
-    fields = {key: value for key, value in message._asdict().items() if value is not None}
+    named = message._asdict() if isinstance(message, tuple) else msgspec.structs.asdict(message)
+    fields = {key: value for key, value in named.items() if value is not None}
     fields.pop("refused", None)  # only for the server, not on the wire
     return type(message).__name__.upper(), fields
 
@@ -111,21 +113,23 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
             return unframed(wombat.encode_pong(msgpack.packb(number)))
         case "READ":
             *names, start, instance, window = fields.values()
-            return wombat.encode_read(readers.Read(*names, start == "newest", instance, window))
+            return wombat.encode_reader_request(
+                readers.Read(*names, start == "newest", instance, window)
+            )
         case "HANDLED":
-            return wombat.encode_handled(readers.Handled(**fields))
+            return wombat.encode_reader_request(readers.Handled(**fields))
         case "WAITING":
-            return unframed(wombat.encode_waiting(readers.Waiting(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Waiting(**fields)))
         case "READING":
-            return unframed(wombat.encode_reading(readers.Reading(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Reading(**fields)))
         case "RECORDS":
             *position, data = fields.values()
             record = len(data).to_bytes(4, "big") + data.encode()
-            return unframed(wombat.encode_records(readers.Records(*position, record)))
+            return unframed(wombat.encode_reader_answer(readers.Records(*position, record)))
         case "STORED":
-            return unframed(wombat.encode_stored(readers.Stored(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Stored(**fields)))
         case "LOST":
-            return unframed(wombat.encode_lost(readers.Lost(**fields)))
+            return unframed(wombat.encode_reader_answer(readers.Lost(**fields)))
         case _:
             epoch, _, end = serial.partition("@")
             record = len(payload).to_bytes(4, "big") + payload

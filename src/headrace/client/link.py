@@ -13,7 +13,7 @@ from headrace.client.transport.connection import (
     MakeConnection,
     Transport,
 )
-from headrace.session.topics.client import Broken, ConnectionState, E, Finished, LinkedSession
+from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
 
 WELL_S = 10.0
 """After a connection that lasted this many seconds, the backoff starts over, however the connection ended."""

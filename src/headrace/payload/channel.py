@@ -66,11 +66,7 @@ def encode_message(message: StoredMessage) -> bytes:
         payload = _encode((processor, number, data.decode() if is_json else data))
     except UnicodeDecodeError as error:
         raise BadMessageError(f"its content is not JSON: {error}") from None
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise MessageTooLargeError(
-            f"a message with its processor and number may have {PAYLOAD_BYTES_MAX} bytes, "
-            f"this one has {len(payload)}"
-        )
+    _check_size(len(payload))
     return payload
 
 
@@ -84,27 +80,24 @@ def decode_message(payload: bytes) -> StoredMessage:
         processor, number, content = told
         check_processor(processor)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadMessageError) as error:
-        raise BadMessageError(f"this is no message of a channel: {error}") from None
+        raise BadMessageError(f"this is not a channel message: {error}") from None
     is_json = type(content) is str
     if not is_json and type(content) is not bytes:
-        raise BadMessageError("this is no message of a channel: its content is no string or bytes")
+        raise BadMessageError(
+            "this is not a channel message: its content is neither a string nor bytes"
+        )
     if not 1 <= number <= NUMBER_MAX:
-        raise BadMessageError(f"this is no message of a channel: its number is {number}")
+        raise BadMessageError(f"this is not a channel message: its number is {number}")
     if _encode(told) != payload:
-        raise BadMessageError("this is no message of a channel: a shorter header would do")
+        raise BadMessageError("this is not a channel message: its headers are not the shortest")
     return _new(
         StoredMessage,
         (processor, number, _new(Content, (content.encode() if is_json else content, is_json))),
     )
 
 
-def is_from(payload: bytes, processor: bytes) -> bool:
-    """Return True if the processor with this name (in UTF-8) has sent the message, without decoding it."""
-    return payload.startswith(prefix_of(processor))
-
-
 def prefix_of(processor: bytes) -> bytes:
-    """Return the bytes that all messages of this processor begin with. For callers that compare many."""
+    """Return the bytes that all messages of this processor, and no other messages, begin with."""
     return _HEADERS[len(processor)] + processor
 
 
@@ -157,7 +150,7 @@ def encode_row(message: StoredMessage) -> bytes:
     if message.number != UNNUMBERED:
         return encode_message(message)
     payload = encode_message(message._replace(number=1))
-    _check_room(payload)
+    _check_size(len(payload) + _ROOM_BYTES)
     at = len(prefix_of(message.processor.encode()))
     return payload[:at] + _ZERO + payload[at + 1 :]
 
@@ -170,7 +163,7 @@ def decode_row(payload: bytes) -> StoredMessage:
     at = _number_at(payload)
     if payload[at : at + 1] != _ZERO:
         return decode_message(payload)
-    _check_room(payload)
+    _check_size(len(payload) + _ROOM_BYTES)
     return decode_message(payload[:at] + _ONE + payload[at + 1 :])._replace(number=UNNUMBERED)
 
 
@@ -188,9 +181,9 @@ def _number_at(payload: bytes) -> int:
     return 3 + payload[2] if payload[1] == _LONG_NAME else 2 + (payload[1] & 0x1F)
 
 
-def _check_room(payload: bytes) -> None:
-    if len(payload) + _ROOM_BYTES > PAYLOAD_BYTES_MAX:
+def _check_size(size: int) -> None:
+    if size > PAYLOAD_BYTES_MAX:
         raise MessageTooLargeError(
-            f"a message with its processor and number may have {PAYLOAD_BYTES_MAX} bytes, this one has "
-            f"{len(payload) + _ROOM_BYTES}"
+            f"a message with its processor and number may have {PAYLOAD_BYTES_MAX} bytes, "
+            f"this one has {size}"
         )

@@ -75,9 +75,9 @@ def decode_envelope(payload: bytes) -> Envelope:
     try:
         envelope = _decode(payload)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise BadEnvelopeError(f"this is no event of Logux: {error}") from None
+        raise BadEnvelopeError(f"this is not a Logux event: {error}") from None
     if envelope.created is None and envelope.id is None:
-        raise BadEnvelopeError("this is no event of Logux: it has neither `created` nor `id`")
+        raise BadEnvelopeError("this is not a Logux event: it has neither `created` nor `id`")
     return envelope
 
 
@@ -96,7 +96,7 @@ def check_envelope(payload: bytes) -> None:
     elif envelope.id is None:
         check_created(envelope.created)
     else:
-        raise BadEnvelopeError("it has a `created` and an `id`: one says all")
+        raise BadEnvelopeError("it has both `created` and `id`: leave out one")
     if envelope.time is not None and not abs(envelope.time) < NUMBER_MAX:
         raise BadEnvelopeError(f"its `time` is {envelope.time}")
     check_event(envelope.event)
@@ -109,13 +109,13 @@ def check_event(data: bytes | Raw) -> None:
     except BadJSONError as error:
         raise BadEnvelopeError(f"its event {error}") from None
     if not isinstance(event, dict) or not isinstance(event.get("type"), str):
-        raise BadEnvelopeError("its event is no object with a string `type`")
+        raise BadEnvelopeError("its event is not an object with a string `type`")
 
 
 def check_created(created: Any) -> Created:
     """Return `created`, or raise BadEnvelopeError unless it is a valid time of an event."""
     if not isinstance(created, list) or not created or not all(map(_is_of_time, created)):
-        raise BadEnvelopeError("its `created` is no array of numbers and strings")
+        raise BadEnvelopeError("its `created` is not an array of numbers and strings")
     return created
 
 
@@ -142,7 +142,7 @@ def created_of_id(text: str) -> Created:
         return [_number(ms), node, _number(number)]
     except ValueError:
         raise BadEnvelopeError(
-            f"{text[:80]!r} is no id: it is `MILLISECONDS NODE NUMBER`"
+            f"{text[:80]!r} is not an id: write `MILLISECONDS NODE NUMBER`"
         ) from None
 
 
@@ -174,9 +174,8 @@ def keys_of_id(text: str) -> list[bytes]:
     ms, node, number = created_of_id(text)
     keys = [key_of([ms, node, number])]
     if _NUMBER.fullmatch(node):
-        keys.append(
-            key_of([ms, _number(node), number])
-        )  # hosts of the 0.x protocols may be numbers
+        # Hosts of the 0.x protocols may be numbers.
+        keys.append(key_of([ms, _number(node), number]))
     if re.fullmatch(_STRANGE + r"[0-9a-f]{32}", node):
         keys.append(bytes.fromhex(node.removeprefix(_STRANGE)))
     return keys

@@ -69,24 +69,23 @@ def _load(name: str) -> Function:
 # Reducers that take any message
 
 
-class _Last:
-    name = "last"
+class _BuiltIn:
     is_uploaded = False
 
     def check(self, content: Content) -> None:
         pass
+
+
+class _Last(_BuiltIn):
+    name = "last"
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         last = deque(messages, maxlen=1)
         return last[0].content if last else state
 
 
-class _Count:
+class _Count(_BuiltIn):
     name = "count"
-    is_uploaded = False
-
-    def check(self, content: Content) -> None:
-        pass
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         before = _decoded("the state", state, _decode_count) if state else 0
@@ -94,12 +93,9 @@ class _Count:
         return Content(b"%d" % counted[0][0], is_json=True) if counted else state
 
 
-class _Uploaded:
+class _Uploaded(_BuiltIn):
     name = "uploaded"
     is_uploaded = True
-
-    def check(self, content: Content) -> None:
-        pass
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         raise CannotFoldError("the state of this channel is uploaded, not folded")
@@ -108,11 +104,10 @@ class _Uploaded:
 # Reducers that take JSON only
 
 
-class _Merge:
+class _Merge(_BuiltIn):
     """JSON merge patch (RFC 7386). The first patch is applied to nothing: its nulls are dropped too."""
 
     name = "merge"
-    is_uploaded = False
 
     def check(self, content: Content) -> None:
         _check_is_json("it", content)
@@ -138,11 +133,10 @@ def _merged(target: Any, patch: Any) -> Any:
     return target
 
 
-class _Map:
+class _Map(_BuiltIn):
     """Last value of each key. Keys are in the order of their first write since their last deletion."""
 
     name = "map"
-    is_uploaded = False
 
     def check(self, content: Content) -> None:
         self._apply({}, content)
@@ -155,7 +149,9 @@ class _Map:
         change = _decoded("it", content, _decode_change)
         is_write = change.value is not _ABSENT
         if change.delete is not (UNSET if is_write else True):
-            raise CannotFoldError("it has neither only a `value` nor only a `delete` that is true")
+            raise CannotFoldError(
+                "it needs either a `value`, or a `delete` that is true, and not both"
+            )
         if is_write:
             # Without the copy the whole message, which may be much larger, would stay in memory.
             value[change.key] = change.value.copy()
@@ -274,13 +270,15 @@ class _Calling:
             data = _encode(value)
             again = decode_json(data)
         except BadJSONError as error:
-            raise CannotFoldError(f"the state that {self.name} gives {error}") from None
+            raise CannotFoldError(f"the state that {self.name} returns {error}") from None
         except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-            raise CannotFoldError(f"{self.name} gives no JSON and no bytes: {error}") from None
+            raise CannotFoldError(f"{self.name} returns neither JSON nor bytes: {error}") from None
         # JSON turns a tuple into a list and a date into a string. The function would get a state that differs
         # from the one it returned.
         if again != value:
-            raise CannotFoldError(f"the state that {self.name} gives is another one after JSON")
+            raise CannotFoldError(
+                f"the state that {self.name} returns changes when it is encoded as JSON"
+            )
         return _sized(Content(data, is_json=True))
 
 

@@ -29,7 +29,7 @@ from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
 from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
@@ -49,7 +49,7 @@ from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.topic_connection import FiggConnection, Wombats
-from headrace.wire.channel import messages as channel
+from headrace.wire import channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
 

@@ -16,9 +16,9 @@ from headrace.printing import quoted
 from headrace.server.connection import Connection, Connections, Pause
 from headrace.server.listeners import recognise
 from headrace.server.websocket import WebSocketConnection
-from headrace.session.figg.server import FiggServerSession
+from headrace.session.figg import FiggServerSession
 from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession
-from headrace.session.wombat.server import WombatServerSession
+from headrace.session.wombat import WombatServerSession
 from headrace.wire import readers, websocket
 from headrace.wire.figg import messages as figg
 from headrace.wire.wombat import messages as wombat
@@ -294,7 +294,7 @@ class WombatConnection(TopicConnection, WebSocketConnection):
     __slots__ = ("_wombat", "_wombats")
     protocol = "wombat"
     encode = staticmethod(_wombat_payloads)
-    encode_records = RecordsEncoding(wombat.encode_records)
+    encode_records = RecordsEncoding(wombat.encode_reader_answer)
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
     large_refusal = Refusal.LARGE_PAYLOAD
 

@@ -8,7 +8,8 @@ session and a way to receive.
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from enum import Enum
+from typing import Any, NamedTuple, Protocol
 
 from headrace.model import Refusal, RefusedPublish
 from headrace.session.units import Unit, Units
@@ -55,16 +56,6 @@ class Decoder(Protocol):
     """True if all further input is ignored."""
 
 
-class BadPublish(Protocol):
-    """A decoder's report of a message that it does not accept."""
-
-    @property
-    def reason(self) -> str: ...
-
-    @property
-    def refused(self) -> RefusedPublish | None: ...
-
-
 class ServerSession(ABC):
     """The protocol state of one peer, on the server's side."""
 
@@ -84,13 +75,13 @@ class ServerSession(ABC):
         self._decoder.closed = True
         return Close(reason, code)
 
-    def refuse_publish(self, bad: BadPublish, number: int | None, code: int) -> Close:
+    def refuse_publish(self, reason: str, code: int, refused: RefusedPublish | None) -> Close:
         """Refuse a bad message. A refused publish and all publishes above it are never acknowledged."""
-        if bad.refused is None:
-            return self.refuse(bad.reason, code)
-        if number is not None and self._units is not None:
-            self._units.refuse(number)
-        return self.refuse(bad.reason, code)._replace(refused=bad.refused.why)
+        if refused is None:
+            return self.refuse(reason, code)
+        if refused.number is not None and self._units is not None:
+            self._units.refuse(refused.number)
+        return self.refuse(reason, code)._replace(refused=refused.why)
 
     def stored(self, unit: Unit) -> None:
         """Note that all publishes of the unit are durable."""
@@ -148,3 +139,43 @@ class TopicSession(ServerSession):
     @abstractmethod
     def tell_reader(self, message: readers.ToClient) -> None:
         """Send a message about a named reader. Records are sent separately."""
+
+
+class PeerState(Enum):
+    NEW = "new"
+    AUTHENTICATING = "authenticating"
+    OPEN = "open"
+
+
+class GreetedSession(ServerSession):
+    """A session whose peer says who it is, before anything else.
+
+    new ──greeting──▶ authenticating ──let in──▶ open        any ──refused──▶ closing
+    """
+
+    __slots__ = ("_held", "_state", "binary", "closed")
+
+    def __init__(self) -> None:
+        self.closed = False
+        super().__init__(self)
+        self._state = PeerState.NEW
+        self._held: list[Any] = []
+        """Messages that came while the peer's credentials were being checked."""
+        self.binary = False
+        """True if the peer uses MessagePack; the answers use the same encoding."""
+
+    @property
+    def is_new(self) -> bool:
+        """True while the peer has not identified itself."""
+        return self._state is PeerState.NEW
+
+    @abstractmethod
+    def turn_away(self) -> Close:
+        """Refuse the peer: its credentials are wrong."""
+
+    def _let_in(self) -> list[Any]:
+        """Accept the peer. Returns the messages that it sent in the meantime."""
+        assert self._state is PeerState.AUTHENTICATING
+        self._state = PeerState.OPEN
+        held, self._held = self._held, []
+        return held

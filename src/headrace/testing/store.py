@@ -22,7 +22,7 @@ from headrace.log.records import pack_record
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
 from headrace.model import Position
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 
 T = TypeVar("T")
 

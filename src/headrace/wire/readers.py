@@ -1,5 +1,7 @@
 """Messages of named readers, an extension of Figg and Wombat. Elsewhere: their bytes (each protocol's codec).
 
+The fields have the names and limits of Wombat, which sends each message as a map.
+
 A client sends READ instead of ATTACH. The server answers at once: with WAITING while another connection reads
 under the same name, and with READING when this connection may read. RECORDS follow. HANDLED names the
 position behind the last of a contiguous prefix of handled records. STORED confirms that the cursor at this
@@ -8,22 +10,14 @@ reader.
 """
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from msgspec import Meta, Struct, field
 
 from headrace.model import PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES
 
 READ, WAITING, READING, RECORDS, HANDLED, STORED, LOST = range(64, 71)
 """Types of messages. Both protocols count their own types from 1; these numbers leave room for them."""
-NAMES = {
-    READ: "read",
-    WAITING: "waiting",
-    READING: "reading",
-    RECORDS: "records",
-    HANDLED: "handled",
-    STORED: "stored",
-    LOST: "lost",
-}
-
 RECORDS_BYTES_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
 """Size limit of the records in one RECORDS message: the largest record just fits."""
 
@@ -38,67 +32,70 @@ REFUSED = 2
 """The server does not let this reader read. Asking again changes nothing."""
 
 
-class Read(NamedTuple):
+Natural = Annotated[int, Meta(ge=0)]
+
+
+class Read(Struct, frozen=True, gc=False):
     topic: str
     reader: str
     newest: bool
     """True if a reader without a cursor starts at the end of the topic, False for the oldest record kept."""
-    instance: int
+    instance: Natural
     """Random number of the client: its new connection replaces its old connection at once."""
-    window: int
+    window: Natural
     """Limit in bytes of records delivered and not handled; each record counts RECORD_OVERHEAD_BYTES more."""
 
 
-class Waiting(NamedTuple):
+class Waiting(Struct, frozen=True, gc=False):
     """Answer to every READ that is not answered with READING at once."""
 
     topic: str
-    ahead: int
+    ahead: Natural
     """Number of other connections that come first; 0 if reading starts in a moment."""
 
 
-class Reading(NamedTuple):
+class Reading(Struct, frozen=True, gc=False):
     topic: str
-    grant: int
+    grant: Natural
     """Number to acknowledge with; it is different for every grant."""
-    asked: int
+    asked: Natural
     """Offset of the cursor."""
     exact: bool
     """False if records behind the cursor are gone."""
-    epoch: int
-    offset: int
-    ordinal: int
+    epoch: Natural
+    offset: Natural
+    ordinal: Natural
     """`epoch`, `offset` and `ordinal` are the position where delivery starts."""
 
 
-class Records(NamedTuple):
+class Records(Struct, frozen=True, gc=False):
     """Consecutive records with the same time."""
 
     topic: str
-    epoch: int
-    offset: int
+    epoch: Natural
+    offset: Natural
     """Offset of the first record."""
-    ordinal: int
-    ms: int
+    ordinal: Natural
+    ms: Natural = field(name="time")
     """Time when the records were stored, in Unix milliseconds."""
-    data: bytes
+    data: bytes = field(name="records")
     """The records: each a big-endian `uint32` size and the payload."""
 
 
-class Handled(NamedTuple):
+class Handled(Struct, frozen=True, gc=False):
     topic: str
-    grant: int
-    offset: int
-    ordinal: int
+    grant: Natural
+    offset: Natural
+    ordinal: Natural
 
 
-class Stored(NamedTuple):
+class Stored(Struct, frozen=True, gc=False):
     topic: str
-    grant: int
-    offset: int
+    grant: Natural
+    offset: Natural
 
 
-class Lost(NamedTuple):
+class Lost(Struct, frozen=True, gc=False):
     topic: str
     code: int
     reason: str
@@ -106,6 +103,17 @@ class Lost(NamedTuple):
 
 ToServer = Read | Handled
 ToClient = Waiting | Reading | Records | Stored | Lost
+
+TYPES: dict[type[ToServer | ToClient], int] = {
+    Read: READ,
+    Waiting: WAITING,
+    Reading: READING,
+    Records: RECORDS,
+    Handled: HANDLED,
+    Stored: STORED,
+    Lost: LOST,
+}
+NAMES = {number: kind.__name__.lower() for kind, number in TYPES.items()}
 
 
 class Portion(NamedTuple):

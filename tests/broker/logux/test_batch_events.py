@@ -149,7 +149,7 @@ def test_an_event_with_an_id_is_the_one_with_the_same_time(bench: Bench) -> None
 
 def test_what_is_no_event_cannot_be_staged(bench: Bench) -> None:
     with pytest.raises(
-        BadBlockError, match=r"block 2 at byte .*: record 2: its event is no object"
+        BadBlockError, match=r"block 2 at byte .*: record 2: its event is not an object"
     ):
         bench.steps.stage(
             ("$logux/a", [event(1)]),

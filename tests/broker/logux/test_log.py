@@ -298,9 +298,9 @@ def test_a_table_that_cannot_be_written_for_now_holds_nobody_up(
 def test_a_full_disk_is_no_damage(tmp_path: Path) -> None:
     ids = EventIds(tmp_path)
     ids.reset("t", Position(1, 0, 0))
-    connection = ids._open()
-    pages = connection.execute("PRAGMA page_count").fetchone()[0]
-    connection.execute(f"PRAGMA max_page_count = {pages}")
+    with ids._open() as connection:
+        pages = connection.execute("PRAGMA page_count").fetchone()[0]
+        connection.execute(f"PRAGMA max_page_count = {pages}")
     many = [(number.to_bytes(16), number) for number in range(10_000)]
     with pytest.raises(EventIdsError, match="full") as full:
         ids.add("t", many, {}, Position(1, 5, 5))

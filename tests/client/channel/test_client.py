@@ -187,7 +187,7 @@ async def test_without_auto_ack_the_application_says_when(shared: ServerProcess)
             y = await anext(b)
             await y.ack()
             await b.ack(y)
-            with pytest.raises(LocalProtocolError, match="nothing has come"):
+            with pytest.raises(LocalProtocolError, match="has not delivered"):
                 await b.ack(10_000)
         async with join(url, "b", auto_ack=False) as b:
             z = await anext(b)
@@ -307,7 +307,7 @@ async def test_a_dead_connection_is_noticed(own: ServerProcess, until: Until) ->
         await until(lambda: a.latency_s is not None)
         own.signal(signal.SIGSTOP)
         try:
-            await until(lambda: "pings" in a.last_error)
+            await until(lambda: "unanswered" in a.last_error)
             sent = a.send_nowait("x")
         finally:
             own.signal(signal.SIGCONT)

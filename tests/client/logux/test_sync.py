@@ -19,11 +19,10 @@ from headrace.client.logux.store import Job, LogEvent, LoguxStore
 from headrace.client.logux.sync import UNSTORED_EVENTS_MAX, LocalAdd, LoguxSync
 from headrace.errors import LocalStoreError
 from headrace.payload.logux import created_of, decode_envelope, key_of
-from headrace.session.logux.client import LogRefused, LoguxClientSession, LoguxEvent, Verify
-from headrace.session.logux.server import Follow, LoguxServerSession
-from headrace.session.logux.shared import AddEvents as ServerAdd
-from headrace.session.logux.shared import AuthenticatePeer, Incoming
-from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.session.client import Broken, ConnectionRefused, ConnectionState, Finished
+from headrace.session.logux.client import LoguxClientSession, LoguxEvent, Verify
+from headrace.session.logux.server import AddEvents as ServerAdd
+from headrace.session.logux.server import AuthenticatePeer, Follow, Incoming, LoguxServerSession
 from headrace.wire.logux import messages as logux
 
 MS = 1000
@@ -123,7 +122,7 @@ class Client:
         self.skew_ms = 0
         """Error of the client's wall clock, in milliseconds."""
         self.reading = True
-        self.refusal: LogRefused | None = None
+        self.refusal: ConnectionRefused | None = None
         self.added: list[int] = []
         """Events that were reported as stored."""
         self.start()
@@ -216,7 +215,7 @@ class Client:
     def verify(self, question: Verify) -> None:
         raise AssertionError(question)
 
-    def refused(self, refusal: LogRefused) -> None:
+    def refused(self, refusal: ConnectionRefused) -> None:
         self.refusal = refusal
 
     # State

@@ -9,7 +9,7 @@ import pytest
 from headrace.client.topics.lake import LakeGap, Rows, open_lake
 from headrace.client.topics.subscription import Subscription
 from headrace.errors import ConfigError
-from headrace.session.topics.client import Missed
+from headrace.session.topics.events import Missed
 
 
 class Lake:

@@ -14,7 +14,7 @@ from headrace.log.read.index import RUN_BYTES_MAX, RUN_RECORDS_MAX
 from headrace.log.records import pack_record
 from headrace.log.store import Block
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.payload.checks import UPLOAD_CHECKS
+from headrace.payload import UPLOAD_CHECKS
 
 ID = "0f" * 16
 
@@ -204,7 +204,7 @@ LONG = pack_record(bytes(PAYLOAD_BYTES_MAX + 1))
         ),
         (
             header(name=b"$channel/x"),
-            "record 1: this is no message of a channel: Expected `array`, got `int`",
+            "record 1: this is not a channel message: Expected `array`, got `int`",
         ),
         (header(count=0), "it has 0 records, 1 to 500 are allowed"),
         (header(count=501), "it has 501 records, 1 to 500 are allowed"),
@@ -241,7 +241,7 @@ def test_events_for_logs_of_logux_are_taken():
     assert staged(body(("$logux/x", events), ("other", [b"anything"])))
 
 
-NO_EVENT = "this is no event of Logux"
+NO_EVENT = "this is not a Logux event"
 
 
 @pytest.mark.parametrize(
@@ -254,21 +254,27 @@ NO_EVENT = "this is no event of Logux"
         (b'{"event":{"type":"t"},"created":5}', NO_EVENT),
         (
             b'{"event":{"type":"t"},"created":[]}',
-            "its `created` is no array of numbers and strings",
+            "its `created` is not an array of numbers and strings",
         ),
-        (b'{"event":{"type":"t"},"created":[null]}', "its `created` is no array"),
-        (b'{"event":{"type":"t"},"created":[true,"a",0]}', "its `created` is no array"),
-        (b'{"event":{"type":"t"},"created":[1e300,"a",0]}', "its `created` is no array"),
-        (b'{"event":{"type":"t"},"created":[9223372036854775808]}', "its `created` is no array"),
-        (b'{"event":{"type":"t"},"id":"1 a"}', "'1 a' is no id"),
-        (b'{"event":{"type":"t"},"id":"99999999999999999999 a 0"}', "its `created` is no array"),
-        (b'{"event":{"type":"t"},"id":"1 a 0","created":[1,"a",0]}', "one says all"),
+        (b'{"event":{"type":"t"},"created":[null]}', "its `created` is not an array"),
+        (b'{"event":{"type":"t"},"created":[true,"a",0]}', "its `created` is not an array"),
+        (b'{"event":{"type":"t"},"created":[1e300,"a",0]}', "its `created` is not an array"),
+        (
+            b'{"event":{"type":"t"},"created":[9223372036854775808]}',
+            "its `created` is not an array",
+        ),
+        (b'{"event":{"type":"t"},"id":"1 a"}', "'1 a' is not an id"),
+        (
+            b'{"event":{"type":"t"},"id":"99999999999999999999 a 0"}',
+            "its `created` is not an array",
+        ),
+        (b'{"event":{"type":"t"},"id":"1 a 0","created":[1,"a",0]}', "both `created` and `id`"),
         (b'{"event":{"type":"t"},"created":[1],"time":"now"}', NO_EVENT),
         (b'{"event":{"type":"t"},"created":[1],"time":1e19}', "its `time` is 1e+19"),
         (b'{"event":{"type":"t"},"created":[1],"origin":{}}', NO_EVENT),
-        (b'{"event":{},"created":[1]}', "its event is no object with a string `type`"),
-        (b'{"event":{"type":5},"created":[1]}', "its event is no object with a string `type`"),
-        (b'{"event":["type"],"created":[1]}', "its event is no object with a string `type`"),
+        (b'{"event":{},"created":[1]}', "its event is not an object with a string `type`"),
+        (b'{"event":{"type":5},"created":[1]}', "its event is not an object with a string `type`"),
+        (b'{"event":["type"],"created":[1]}', "its event is not an object with a string `type`"),
         (b'{"event":{"type":"\xff"},"created":[1]}', "its event is not JSON"),
         (b'{"event":{"type":"t","x":1e999},"created":[1]}', "its event is not JSON"),
         (

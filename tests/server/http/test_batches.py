@@ -140,11 +140,11 @@ def test_an_upload_in_chunks_without_a_length_is_taken(http, producer):
         (block("t", [b"x"])[:-1], "block 1 at byte 0: the body ends inside it"),
         (
             block("$channel/x", [b"x"]),
-            "block 1 at byte 0: record 1: this is no message of a channel: Expected `array`, got `int`",
+            "block 1 at byte 0: record 1: this is not a channel message: Expected `array`, got `int`",
         ),
         (
             block("$logux/x", [b'{"event": {}, "created": [1]}']),
-            "block 1 at byte 0: record 1: its event is no object with a string `type`",
+            "block 1 at byte 0: record 1: its event is not an object with a string `type`",
         ),
         (b"y" * 5_000_000, "block 1 at byte 0: it begins with b'yyyy' instead of b'HRB1'"),
     ],

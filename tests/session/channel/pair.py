@@ -24,8 +24,8 @@ from headrace.session.channel.membership import (
     Restored,
     SendAccepted,
 )
-from headrace.session.topics.client import Broken, ConnectionState, Finished
-from headrace.wire.channel.answers import Delivered
+from headrace.session.client import Broken, ConnectionState, Finished
+from headrace.wire.channel import Delivered
 from tests.broker.channel.world import NAME, World, collect, rule
 
 HEADER_BYTES = 4

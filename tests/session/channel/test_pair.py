@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.session.channel.membership import Restored
-from headrace.wire.channel.answers import MissedMessages
+from headrace.wire.channel import MissedMessages
 from tests.broker.channel.world import GRACE_MS, LEASE_MS
 from tests.session.channel.pair import Client, Pair
 

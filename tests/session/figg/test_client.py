@@ -16,11 +16,10 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.figg.client import FiggClientSession
-from headrace.session.topics.client import (
-    Broken,
-    ClientSession,
-    ConnectionState,
+from headrace.session.client import Broken, ConnectionState
+from headrace.session.figg import FiggClientSession
+from headrace.session.topics.client import ClientSession
+from headrace.session.topics.events import (
     Event,
     Missed,
     PublishesAcknowledged,

@@ -4,7 +4,7 @@ import pytest
 
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal
-from headrace.session.figg.server import FiggServerSession
+from headrace.session.figg import FiggServerSession
 from headrace.session.server import AttachCommand, Close, DetachCommand, Publish
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ClientDecoder

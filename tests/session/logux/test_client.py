@@ -8,9 +8,9 @@ from typing import Any
 import msgpack
 import pytest
 
+from headrace.session.client import Broken, ConnectionRefused, ConnectionState, Finished
 from headrace.session.logux.client import (
     EventsAcknowledged,
-    LogRefused,
     LoguxClientSession,
     LoguxEvent,
     Opened,
@@ -18,7 +18,6 @@ from headrace.session.logux.client import (
     ReceivedEvents,
     Verify,
 )
-from headrace.session.topics.client import Broken, ConnectionState, Finished
 
 CONNECTED = ["connected", [0, 0], "server", [1475316481050, 1475316482879]]
 
@@ -70,7 +69,7 @@ def test_wrong_authentication() -> None:
     # The example omits the position, which the message's format requires.
     assert client.open() == [["connect", [0, 0], "client1", 0, {"token": "wrong"}]]
     refused, finished = client.hear("error", "Wrong credentials", "auth")
-    assert refused == LogRefused("auth", "the server refuses this client: Wrong credentials")
+    assert refused == ConnectionRefused("auth", "the server refuses this client: Wrong credentials")
     assert isinstance(finished, Finished)
     client.session.disconnected()
     assert client.session.state is ConnectionState.REFUSED
@@ -169,7 +168,7 @@ def test_another_major_is_refused_for_good(version: Any) -> None:
     client = Client()
     client.open()
     refused, finished = client.hear("connected", version, "server", [1, 2])
-    assert isinstance(refused, LogRefused) and refused.kind == "protocol"
+    assert isinstance(refused, ConnectionRefused) and refused.kind == "protocol"
     assert isinstance(finished, Finished)
     [(kind, text, which)] = client.said()
     assert (kind, which) == ("error", "protocol")
@@ -200,7 +199,7 @@ def test_a_server_that_refuses_us_does_so_for_good(error: list[Any], kind: str) 
     client = Client()
     client.open()
     refused, _ = client.hear("error", *error)
-    assert isinstance(refused, LogRefused) and refused.kind == kind
+    assert isinstance(refused, ConnectionRefused) and refused.kind == kind
     assert error[0] in refused.reason
     assert client.said() == []
     client.session.disconnected()
@@ -214,7 +213,7 @@ def test_an_auth_error_later_is_the_end_too_and_a_protocol_error_is_not() -> Non
     assert client.session.complaint == "Unknown message type `x`"
     assert client.session.state is ConnectionState.CONNECTED
     refused, _ = client.hear("error", "Token has expired", "auth")
-    assert isinstance(refused, LogRefused) and refused.kind == "auth"
+    assert isinstance(refused, ConnectionRefused) and refused.kind == "auth"
 
 
 @pytest.mark.parametrize("message", [["sync", 1, {"type": "a"}, [1]], ["synced", 1], ["ping", 1]])
@@ -252,7 +251,7 @@ def test_a_server_with_wrong_credentials_is_told_and_refused_for_good() -> None:
     client.open()
     assert client.hear(*CONNECTED) == [Verify("server", None)]
     refused, _ = client.session.reject("it is another")
-    assert refused == LogRefused("auth", "it is another")
+    assert refused == ConnectionRefused("auth", "it is another")
     assert client.said() == [["error", "Wrong credentials", "auth"]]
     client.session.disconnected()
     assert client.session.state is ConnectionState.REFUSED
@@ -417,7 +416,7 @@ def test_silence_proves_nothing_while_we_do_not_read() -> None:
         assert client.tick(5, reading=False) == []
         assert client.said() == [["ping", 0]]
     assert client.tick(5) == []
-    assert client.tick(5) == [Broken("1 pings are unanswered")]
+    assert client.tick(5) == [Broken("the last ping is unanswered")]
 
 
 # Unknown and invalid messages

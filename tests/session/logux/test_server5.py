@@ -7,6 +7,7 @@ import pytest
 
 from headrace.model import PAYLOAD_BYTES_MAX
 from headrace.payload.logux import decode_envelope
+from headrace.session.logux.server import AddEvents, AuthenticatePeer
 from headrace.session.logux.server5 import (
     CHANNEL_BYTES_MAX,
     LogMark,
@@ -16,7 +17,6 @@ from headrace.session.logux.server5 import (
     Unsubscribe,
     is_protocol_5,
 )
-from headrace.session.logux.shared import AddEvents, AuthenticatePeer
 from headrace.session.server import Close
 from headrace.wire.logux import messages as logux
 

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from headrace.errors import BadReaderNameError, LocalProtocolError
 from headrace.model import Position
-from headrace.session.figg.client import FiggClientSession
-from headrace.session.topics.client import Broken, Event, Missed
-from headrace.session.topics.reader_events import (
+from headrace.session.client import Broken
+from headrace.session.figg import FiggClientSession
+from headrace.session.topics.events import (
+    Event,
+    Missed,
     ReaderActive,
     ReaderFailed,
     ReaderLost,
@@ -206,7 +208,7 @@ def test_a_topic_is_read_again_when_the_server_has_let_go_of_it() -> None:
         return session.receive_data([data], 0.0)
 
     assert sent() == [readers.Read("t", "a", True, 1, 9)]
-    hear(figg.encode_reading(readers.Reading("t", 1, 0, True, EPOCH, 0, 0)))
+    hear(figg.encode_of_reader(readers.Reading("t", 1, 0, True, EPOCH, 0, 0)))
     hear(figg.encode_records(readers.Records("t", EPOCH, 0, 0, 0, RECORD)))
     assert session.handled("t", 5)
     assert session.detach("t")
@@ -315,7 +317,7 @@ class Clock:
         self.session.read("t", "r", newest=False, window=1000, instance=7)
         self.session.connecting()
         self.session.opened(100.0)
-        self.hear(figg.encode_reading(readers.Reading("t", 1, 0, True, EPOCH, 0, 0)), 100.0)
+        self.hear(figg.encode_of_reader(readers.Reading("t", 1, 0, True, EPOCH, 0, 0)), 100.0)
 
     def hear(self, data: bytes, now: float) -> list[Event]:
         return self.session.receive_data([data], now)
@@ -359,9 +361,9 @@ def test_an_unsure_reader_asks_once_and_an_old_answer_does_not_count() -> None:
 def test_a_reader_without_a_connection_or_a_grant_is_not_sure() -> None:
     clock = Clock()
     clock.answer(*clock.pings(100.0), now=100.0)
-    clock.hear(figg.encode_lost(readers.Lost("t", readers.SUPERSEDED, "gone")), 101.0)
+    clock.hear(figg.encode_of_reader(readers.Lost("t", readers.SUPERSEDED, "gone")), 101.0)
     assert not clock.session.is_sure("t", 101.0)
-    clock.hear(figg.encode_reading(readers.Reading("t", 2, 0, True, EPOCH, 0, 0)), 101.0)
+    clock.hear(figg.encode_of_reader(readers.Reading("t", 2, 0, True, EPOCH, 0, 0)), 101.0)
     assert clock.session.is_sure("t", 101.0)
     clock.session.disconnected()
     assert not clock.session.is_sure("t", 101.0)

@@ -18,10 +18,9 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import PAYLOAD_BYTES_MAX
-from headrace.session.topics.client import (
-    Broken,
-    ClientSession,
-    ConnectionState,
+from headrace.session.client import Broken, ConnectionState
+from headrace.session.topics.client import ClientSession
+from headrace.session.topics.events import (
     Event,
     Missed,
     PublishesAcknowledged,
@@ -29,7 +28,7 @@ from headrace.session.topics.client import (
     TopicDetached,
     TopicMessages,
 )
-from headrace.session.wombat.client import WombatClientSession
+from headrace.session.wombat import WombatClientSession
 
 BIG = 1 << 30
 LAST_NUMBER = 2**32 - 1

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.session.wombat.numbers import RECORD_OVERHEAD_BYTES, Numbers
+from headrace.session.wombat import RECORD_OVERHEAD_BYTES, Numbers
 from headrace.wire.wombat.messages import SEQUENCE_NUMBERS
 
 PAYLOADS = [b"x", b"y"]

@@ -6,11 +6,7 @@ import pytest
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal
 from headrace.session.server import AttachCommand, Close, DetachCommand, Publish
-from headrace.session.wombat.server import (
-    REMEMBERED_BYTES_MAX,
-    REMEMBERED_S,
-    WombatServerSession,
-)
+from headrace.session.wombat import REMEMBERED_BYTES_MAX, REMEMBERED_S, WombatServerSession
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder
 

@@ -8,15 +8,13 @@ import contextlib
 import logging
 import sqlite3
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from headrace.model import Position
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 FILE_NAME = "event-ids.sqlite"
 
@@ -39,6 +37,8 @@ CREATE TABLE ids (log INTEGER NOT NULL, id BLOB NOT NULL, ordinal INTEGER NOT NU
 CREATE TABLE hosts (log INTEGER NOT NULL, host BLOB NOT NULL, ms NUMERIC NOT NULL, number NUMERIC NOT NULL,
   PRIMARY KEY (log, host)) WITHOUT ROWID;
 """
+
+_MOVE = "UPDATE logs SET epoch = ?, offset = ?, ordinal = ? WHERE log = ?"
 
 Time = tuple[float, float]
 """Milliseconds and number of a time; both are integers if their values are whole."""
@@ -63,13 +63,10 @@ class EventIds:
 
     def indexed(self, topic: str) -> Position | None:
         """Return the position up to which a topic is in the table; None if the table lacks the topic."""
-
-        def work(connection: sqlite3.Connection) -> Position | None:
+        with self._open() as connection:
             asked = "SELECT epoch, offset, ordinal FROM logs WHERE name = ?"
             row = connection.execute(asked, (topic.encode(),)).fetchone()
             return Position(*row) if row is not None else None
-
-        return self._run(work)
 
     def add(
         self,
@@ -79,31 +76,23 @@ class EventIds:
         position: Position,
     ) -> None:
         """Add ids with their ordinals, and the latest time of each host, for records up to `position`."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            with connection:
-                log = _log_of(connection, topic)
-                connection.executemany(
-                    "INSERT OR REPLACE INTO ids VALUES (?, ?, ?)",
-                    ((log, one, ordinal) for one, ordinal in ids),
-                )
-                connection.executemany(
-                    "INSERT INTO hosts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
-                    " SET ms = excluded.ms, number = excluded.number"
-                    " WHERE (excluded.ms, excluded.number) > (ms, number)",
-                    ((log, host, *time) for host, time in latest.items()),
-                )
-                connection.execute(
-                    "UPDATE logs SET epoch = ?, offset = ?, ordinal = ? WHERE log = ?",
-                    (*position, log),
-                )
-
-        self._run(work)
+        with self._open() as connection, connection:
+            log = _log_of(connection, topic)
+            connection.executemany(
+                "INSERT OR REPLACE INTO ids VALUES (?, ?, ?)",
+                ((log, one, ordinal) for one, ordinal in ids),
+            )
+            connection.executemany(
+                "INSERT INTO hosts VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+                " SET ms = excluded.ms, number = excluded.number"
+                " WHERE (excluded.ms, excluded.number) > (ms, number)",
+                ((log, host, *time) for host, time in latest.items()),
+            )
+            connection.execute(_MOVE, (*position, log))
 
     def find(self, topic: str, ids: Collection[bytes], hosts: Collection[bytes]) -> Known:
         """Return the ordinals of those ids that the table has, and the latest time of each host."""
-
-        def work(connection: sqlite3.Connection) -> Known:
+        with self._open() as connection:
             log = _find_log(connection, topic)
             if log is None:
                 return Known({}, {})
@@ -114,74 +103,59 @@ class EventIds:
             )
             return Known(ordinals, {host: (ms, number) for host, ms, number in found})
 
-        return self._run(work)
-
     def forget_before(self, topic: str, ordinal: int) -> None:
         """Delete the ids of records before `ordinal`, which are no longer kept."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            with connection:
-                log = _log_of(connection, topic)
-                connection.execute("DELETE FROM ids WHERE log = ? AND ordinal < ?", (log, ordinal))
-
-        self._run(work)
+        with self._open() as connection, connection:
+            log = _log_of(connection, topic)
+            connection.execute("DELETE FROM ids WHERE log = ? AND ordinal < ?", (log, ordinal))
 
     def reset(self, topic: str, position: Position) -> None:
         """Delete everything about a topic. Its records will be added again from `position`."""
-
-        def work(connection: sqlite3.Connection) -> None:
-            with connection:
-                log = _log_of(connection, topic)
-                connection.execute("DELETE FROM ids WHERE log = ?", (log,))
-                connection.execute("DELETE FROM hosts WHERE log = ?", (log,))
-                connection.execute(
-                    "UPDATE logs SET epoch = ?, offset = ?, ordinal = ? WHERE log = ?",
-                    (*position, log),
-                )
-
-        self._run(work)
+        with self._open() as connection, connection:
+            log = _log_of(connection, topic)
+            connection.execute("DELETE FROM ids WHERE log = ?", (log,))
+            connection.execute("DELETE FROM hosts WHERE log = ?", (log,))
+            connection.execute(_MOVE, (*position, log))
 
     def close(self) -> None:
         with self._lock:
             self._forget_connection()
-
-    def _run(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        with self._lock:
-            try:
-                return work(self._open())
-            except sqlite3.DatabaseError as error:
-                self._forget_connection()
-                is_damage = getattr(error, "sqlite_errorcode", None) in _DAMAGE
-                raise EventIdsError(f"{self._path}: {error}", is_damage=is_damage) from error
 
     def discard(self) -> None:
         """Delete a file that cannot be used; the next call starts with an empty one."""
         with self._lock:
             self._forget_connection()
             self.generation += 1
-            logger.warning("%s cannot be used: it is made anew from the records", self._path)
+            logger.warning("%s is damaged: it is deleted and rebuilt from the records", self._path)
             for suffix in ("", "-wal", "-shm"):
                 self._path.with_name(FILE_NAME + suffix).unlink(missing_ok=True)
 
-    def _open(self) -> sqlite3.Connection:
-        if self._connection is None:
-            connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
-            self._connection = connection
-            connection.execute("PRAGMA journal_mode = WAL")
-            connection.execute("PRAGMA synchronous = NORMAL")
-            connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
-            version = connection.execute("PRAGMA user_version").fetchone()[0]
-            if version == 0:
-                connection.executescript(
-                    f"BEGIN; {_SCHEMA} PRAGMA user_version = {_FORMAT}; COMMIT"
-                )
-            elif version == 1:
-                connection.executescript(
-                    f"BEGIN; {_RENAME}; PRAGMA user_version = {_FORMAT}; COMMIT"
-                )
-            elif version != _FORMAT:
-                raise sqlite3.NotSupportedError(f"format {version}")
-        return self._connection
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[sqlite3.Connection]:
+        """Yield the connection, for one caller at a time. Errors of SQLite become EventIdsError."""
+        with self._lock:
+            try:
+                if self._connection is None:
+                    self._connect()
+                assert self._connection is not None
+                yield self._connection
+            except sqlite3.DatabaseError as error:
+                self._forget_connection()
+                is_damage = getattr(error, "sqlite_errorcode", None) in _DAMAGE
+                raise EventIdsError(f"{self._path}: {error}", is_damage=is_damage) from error
+
+    def _connect(self) -> None:
+        connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
+        self._connection = connection
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute(f"PRAGMA cache_size = -{_CACHE_KIB}")
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version in (0, 1):
+            change = f"{_RENAME};" if version else _SCHEMA
+            connection.executescript(f"BEGIN; {change} PRAGMA user_version = {_FORMAT}; COMMIT")
+        elif version != _FORMAT:
+            raise sqlite3.NotSupportedError(f"format {version}")
 
     def _forget_connection(self) -> None:
         if self._connection is not None:

@@ -370,7 +370,7 @@ class LoguxLog:
         """Log the error. The next tick tries again, with an empty table if this one is damaged."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            logger.error("the ids of %s: %s", quoted(self.topic.name), error)
+            logger.error("the table of event ids of %s: %s", quoted(self.topic.name), error)
         if isinstance(error, EventIdsError) and error.is_damage:
             self._ready = False
             if self._generation == self._ids.generation:

@@ -27,9 +27,9 @@ from headrace.errors import (
     UnacknowledgedError,
 )
 from headrace.session.channel import membership as told
-from headrace.session.channel.client import ChannelClientEvent, ConnectionRefused
-from headrace.session.topics.client import ConnectionState
-from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
+from headrace.session.channel.client import ChannelClientEvent
+from headrace.session.client import ConnectionRefused, ConnectionState
+from headrace.wire.channel import Delivered, MissedMessages, SnapshotBody
 
 
 class ChannelClient:

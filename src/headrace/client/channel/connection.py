@@ -10,12 +10,8 @@ from headrace.client.topics.events import Handlers
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import ClientClosedError, ClientError, RefusedError
 from headrace.printing import described
-from headrace.session.channel.client import (
-    ChannelClientEvent,
-    ChannelClientSession,
-    ConnectionRefused,
-)
-from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
+from headrace.session.client import Broken, ConnectionRefused, ConnectionState, Finished
 
 
 class ConnectedChannel(Protocol):

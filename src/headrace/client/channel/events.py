@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from headrace.session.channel.membership import LostMessages, ReceivedMessages, Restored
-from headrace.wire.channel.answers import Delivered, MissedMessages, SnapshotBody
+from headrace.wire.channel import Delivered, MissedMessages, SnapshotBody
 
 __all__ = ["ChannelMessage", "Inbox", "MissedMessages", "Snapshot"]
 

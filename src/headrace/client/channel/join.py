@@ -12,8 +12,8 @@ from headrace.client.transport.websocket import WebSocketTransport
 from headrace.client.url import Url, parse_url
 from headrace.errors import BadTopicNameError, ConfigError
 from headrace.model import CHANNEL_PREFIX, check_topic_name
-from headrace.wire.channel import messages as wire
-from headrace.wire.channel.answers import ANSWER_BYTES_MAX
+from headrace.wire import channel as wire
+from headrace.wire.channel import ANSWER_BYTES_MAX
 
 SCHEMES = ["channel", "channels"]
 DEFAULT_PORT = 8120

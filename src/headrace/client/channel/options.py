@@ -11,8 +11,8 @@ from headrace.client.topics.options import check_number
 from headrace.errors import ConfigError
 from headrace.payload.channel import BadMessageError, check_processor
 from headrace.session.channel import client as channel_client
-from headrace.session.channel import outbox as client_sends
-from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN
+from headrace.session.channel import membership as client_sends
+from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN
 from headrace.wire.logux import messages as logux
 
 Receive = Literal["push", "signal", "poll"]

@@ -26,7 +26,7 @@ from headrace.errors import (
 )
 from headrace.payload.logux import Created, Event
 from headrace.printing import described
-from headrace.session.topics.client import ConnectionState
+from headrace.session.client import ConnectionState
 
 T = TypeVar("T")
 

@@ -23,8 +23,8 @@ from headrace.client.logux.sync import LoguxSync
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import LocalStoreError, RefusedError
 from headrace.printing import described
-from headrace.session.logux.client import LogRefused, LoguxClientSession, LoguxEvent, Verify
-from headrace.session.topics.client import ConnectionState
+from headrace.session.client import ConnectionRefused, ConnectionState
+from headrace.session.logux.client import LoguxClientSession, LoguxEvent, Verify
 
 logger = logging.getLogger(__name__)
 
@@ -213,7 +213,7 @@ class OpenLog:
     def changed(self) -> None:
         self._changed()
 
-    def refused(self, refusal: LogRefused) -> None:
+    def refused(self, refusal: ConnectionRefused) -> None:
         self.refusal = RefusedError(refusal.kind, refusal.reason)
         self._changed()
 

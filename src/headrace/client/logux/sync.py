@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.client.logux.store import Facts, Job, LogEvent, ReceptionPlace, Unsent
 from headrace.payload.logux import Number
+from headrace.session.client import Broken, ConnectionRefused
 from headrace.session.logux.client import (
     EventsAcknowledged,
-    LogRefused,
     LoguxClientSession,
     LoguxEvent,
     Opened,
@@ -20,7 +20,6 @@ from headrace.session.logux.client import (
     ReceivedEvents,
     Verify,
 )
-from headrace.session.topics.client import Broken
 
 UNSTORED_EVENTS_MAX = 2000
 """Number of received events that are not stored yet. Above it the client stops reading."""
@@ -44,7 +43,7 @@ class Shell(Protocol):
     def verify(self, question: Verify) -> None:
         """Verify the server, then call `LoguxSync.verified`. Reading is paused until then."""
 
-    def refused(self, refusal: LogRefused) -> None: ...
+    def refused(self, refusal: ConnectionRefused) -> None: ...
 
 
 class LocalAdd(NamedTuple):
@@ -109,7 +108,7 @@ class LoguxSync:
                 self._is_verifying = True
                 self._shell.read(False)
                 self._shell.verify(event)
-            elif isinstance(event, LogRefused):
+            elif isinstance(event, ConnectionRefused):
                 self._shell.refused(event)
         self._look()
 

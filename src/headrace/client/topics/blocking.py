@@ -29,7 +29,7 @@ from headrace.errors import (
     WindowFullError,
 )
 from headrace.model import check_publish_topic
-from headrace.session.topics.client import check_payload, check_topic_type
+from headrace.session.topics.events import check_payload, check_topic_type
 
 T = TypeVar("T")
 

@@ -33,18 +33,13 @@ from headrace.errors import (
     UnacknowledgedError,
 )
 from headrace.printing import described
-from headrace.session.topics.client import (
-    ClientSession,
-    ConnectionState,
+from headrace.session.client import ConnectionState
+from headrace.session.topics.client import ClientSession
+from headrace.session.topics.events import (
     Event,
     Missed,
     PublishesAcknowledged,
     PublishRefused,
-    TopicAttached,
-    TopicDetached,
-    TopicMessages,
-)
-from headrace.session.topics.reader_events import (
     ReaderActive,
     ReaderEvent,
     ReaderFailed,
@@ -53,6 +48,9 @@ from headrace.session.topics.reader_events import (
     ReaderSure,
     ReaderWaiting,
     ReadMessages,
+    TopicAttached,
+    TopicDetached,
+    TopicMessages,
 )
 
 Payload = bytes | bytearray | memoryview

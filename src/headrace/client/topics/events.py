@@ -7,7 +7,8 @@ from typing import Any
 import msgspec
 
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.topics.client import ConnectionState, Missed
+from headrace.session.client import ConnectionState
+from headrace.session.topics.events import Missed
 
 __all__ = ["ConnectionState", "Handlers", "Message", "Missed"]
 

@@ -7,8 +7,8 @@ from headrace.client.transport.connection import Owner
 from headrace.client.transport.tcp import TcpConnection
 from headrace.client.url import Url
 from headrace.errors import ConfigError
-from headrace.session.figg import client as figg_client
-from headrace.session.figg.client import FiggClientSession
+from headrace.session import figg as figg_client
+from headrace.session.figg import FiggClientSession
 
 DEFAULT_PORT = 8119
 

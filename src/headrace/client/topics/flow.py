@@ -10,7 +10,8 @@ import asyncio
 
 from headrace.client.link import Link
 from headrace.client.topics.subscription import Subscription
-from headrace.session.topics.client import ClientSession, Event
+from headrace.session.topics.client import ClientSession
+from headrace.session.topics.events import Event
 
 
 class Flow:

@@ -16,7 +16,7 @@ from typing import Protocol
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.printing import quoted
-from headrace.session.topics.client import Missed, Place, missed
+from headrace.session.topics.events import Missed, Place, missed
 
 logger = logging.getLogger(__name__)
 

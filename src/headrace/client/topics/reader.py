@@ -13,7 +13,7 @@ from headrace.client.topics.subscription import (
     call_handler,
 )
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
-from headrace.session.topics.reader_events import ReadMessages
+from headrace.session.topics.events import ReadMessages
 
 Start = Literal["oldest", "newest"]
 """Start of a reader that has no cursor."""

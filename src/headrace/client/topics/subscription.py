@@ -10,7 +10,7 @@ from typing import Protocol, Self
 from headrace.client.topics.events import Message
 from headrace.client.topics.lake import Batch, LakeGap
 from headrace.errors import ClientClosedError, ClientError, LocalProtocolError
-from headrace.session.topics.client import Place, epoch_of, offset_of, serial_of
+from headrace.session.topics.events import Place, epoch_of, offset_of, serial_of
 
 Handler = Callable[[Message], object]
 """Called with each message in order. An awaitable result is awaited; any other result is ignored."""

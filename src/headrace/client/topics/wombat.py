@@ -7,8 +7,8 @@ from headrace.client.transport.connection import Owner
 from headrace.client.transport.websocket import WebSocketTransport
 from headrace.client.url import Url
 from headrace.errors import ConfigError
-from headrace.session.wombat import client as wombat_client
-from headrace.session.wombat.client import WombatClientSession
+from headrace.session import wombat as wombat_client
+from headrace.session.wombat import WombatClientSession
 from headrace.wire.wombat import messages as wombat
 
 DEFAULT_PORT = 8120

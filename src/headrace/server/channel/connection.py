@@ -18,8 +18,8 @@ from headrace.server.access import Credentials, Grant
 from headrace.server.connection import Connections, Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
+from headrace.wire import channel as wire
 from headrace.wire import websocket
-from headrace.wire.channel import messages as wire
 
 FETCH_MESSAGES_MAX = 500
 

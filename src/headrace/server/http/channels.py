@@ -40,7 +40,7 @@ from headrace.server.http.openapi import (
     WAIT_S_MAX,
 )
 from headrace.server.http.shared import RefusalWithFacts, body, number
-from headrace.wire.channel import messages as wire
+from headrace.wire import channel as wire
 
 WAITING_MAX = 1000
 """Requests that wait for a message at the same time."""

@@ -9,7 +9,7 @@ from headrace import __version__
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX, RESERVED_TOPIC_BYTES_MAX
 from headrace.payload.channel import NUMBER_MAX, PROCESSOR_BYTES_MAX
 from headrace.payload.reducers import STATE_BYTES_MAX
-from headrace.wire.channel.messages import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
+from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN, OFFSET_MAX
 
 PATH = "/openapi.json"
 

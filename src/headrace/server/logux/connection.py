@@ -21,9 +21,14 @@ from headrace.server.access import Credentials
 from headrace.server.connection import Connections, Pause
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
 from headrace.server.websocket import PingedConnection, PingedConnections
-from headrace.session.logux.server import LoguxServerSession
+from headrace.session.logux.server import (
+    AddEvents,
+    AuthenticatePeer,
+    Incoming,
+    LoguxServerSession,
+    LoguxSession,
+)
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
-from headrace.session.logux.shared import AddEvents, AuthenticatePeer, Incoming, LoguxSession
 from headrace.session.units import Unit
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing

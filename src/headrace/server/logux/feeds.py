@@ -10,7 +10,7 @@ from headrace.broker.broker import BrokerSubscription, SubscriptionState
 from headrace.broker.logux.echoes import Echoes, Origin, SentEvent
 from headrace.model import Position
 from headrace.payload.logux import BadEnvelopeError, Created, Event, keys_of_id
-from headrace.session.logux.server import Follow, LoguxServerSession
+from headrace.session.logux.server import Follow, Incoming, LoguxServerSession
 from headrace.session.logux.server5 import (
     DENIED,
     LogMark,
@@ -19,10 +19,9 @@ from headrace.session.logux.server5 import (
     Subscribe,
     Unsubscribe,
 )
-from headrace.session.logux.shared import Incoming
 from headrace.session.units import Unit
 from headrace.wire.logux.events import OutgoingEvent, outgoing_of
-from headrace.wire.logux.protocol5 import client_of
+from headrace.wire.logux.messages import client_of
 
 if TYPE_CHECKING:
     from headrace.server.logux.connection import LoguxConnection

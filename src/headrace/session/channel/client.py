@@ -8,17 +8,30 @@ speaks another version, and with the end of the last channel, unless the session
 """
 
 from collections.abc import Sequence
-from enum import Enum
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any
 
 from headrace.errors import LocalProtocolError
 from headrace.payload.channel import check_processor
-from headrace.session.channel.membership import ChannelEvent, ClientChannel, Ended, LeftChannel
-from headrace.session.channel.outbox import QUEUE_BYTES_MAX, QUEUE_MAX, Sends
-from headrace.session.topics.client import Broken, ConnectionState, Finished
-from headrace.wire.channel import answers as answers
-from headrace.wire.channel import messages as wire
+from headrace.session.channel.membership import (
+    QUEUE_BYTES_MAX,
+    QUEUE_MAX,
+    ChannelEvent,
+    ClientChannel,
+    Ended,
+    LeftChannel,
+    Sends,
+)
+from headrace.session.client import (
+    AUTH,
+    PROTOCOL,
+    Broken,
+    ConnectionRefused,
+    Finished,
+    GreetingSession,
+    Stage,
+)
+from headrace.wire import channel as wire
 
 PING_INTERVAL_S = 15.0
 """Ping interval until the server has announced its own."""
@@ -26,31 +39,11 @@ PINGS_UNANSWERED_MAX = 1
 
 POLL_INTERVAL_S = 1.0
 
-AUTH = "auth"
-PROTOCOL = "protocol"
-
-
-class ConnectionRefused(NamedTuple):
-    """No connection can succeed: the server refuses this client, or this client refuses the server."""
-
-    kind: str
-    """`auth` or `protocol`."""
-    reason: str
-
-
 ChannelClientEvent = ChannelEvent | ConnectionRefused | Broken | Finished
 
 
-class _Stage(Enum):
-    CLOSED = "closed"
-    GREETING = "greeting"
-    OPEN = "open"
-    OVER = "over"
-    """All messages are exchanged; the connection is about to close."""
-
-
-class ChannelClientSession:
-    """Session of a channel client. Times are seconds of one clock."""
+class ChannelClientSession(GreetingSession[ChannelClientEvent]):
+    GREETING = "hello"
 
     def __init__(
         self,
@@ -73,15 +66,12 @@ class ChannelClientSession:
         `instance` is a name that no other client has: with it, late messages of a dead connection do no harm.
         """
         check_processor(processor)
-        self.state = ConnectionState.DISCONNECTED
-        self.latency_s: float | None = None
+        super().__init__(ping_interval_s or PING_INTERVAL_S, pings_unanswered_max)
         self._processor = processor
         self._token = token
         self._instance = instance
         self._attempts = 0
         self._ping_given_s = ping_interval_s
-        self._ping_s = ping_interval_s or PING_INTERVAL_S
-        self._pings_unanswered_max = pings_unanswered_max
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
         self._poll_interval_s = poll_interval_s
@@ -90,12 +80,7 @@ class ChannelClientSession:
         self._parting: dict[str, int] = {}
         """By channel: the number of answers that are still to come after `part`, and are ignored."""
         self._tickets = 0
-        self._stage = _Stage.CLOSED
-        self._refused = False
         self._out: list[wire.Message] = []
-        self._ping_at = inf
-        self._pinged_at: float | None = None
-        self._pings_unanswered = 0
 
     # Calls of the application
 
@@ -147,12 +132,12 @@ class ChannelClientSession:
         Raises BadMessageError, PayloadTooLargeError or QueueFullError; in that case nothing is sent.
         """
         sends = self._channel(name).sends
-        sends.add(self._tickets + 1, answers.message_fields(content, self._processor))
+        sends.add(self._tickets + 1, wire.message_fields(content, self._processor))
         return self._ticket()
 
     def upload(self, name: str, offset: int, content: Any) -> int:
         """Queue the upload of a state that covers everything up to an offset. Returns a ticket."""
-        fields = answers.state_fields(content)
+        fields = wire.state_fields(content)
         self._channel(name).upload(self._tickets + 1, offset, fields)
         return self._ticket()
 
@@ -168,10 +153,6 @@ class ChannelClientSession:
     def more(self, name: str) -> None:
         """Ask for more messages, if they have to be asked for: the application has taken all it received."""
         self._channel(name).more()
-
-    def unsettled(self, name: str) -> int:
-        """Return the number of messages that the server is not known to have."""
-        return len(self._channel(name).sends)
 
     def has_room(self, name: str) -> bool:
         """True if `send` would accept a message now."""
@@ -193,31 +174,12 @@ class ChannelClientSession:
             return inf
         return min([self._ping_at, *(channel.tick_at for channel in self._channels.values())])
 
-    def connecting(self) -> None:
-        assert self.state is ConnectionState.DISCONNECTED, self.state
-        self.state = ConnectionState.CONNECTING
-
     def opened(self, now: float) -> None:
-        assert self.state is ConnectionState.CONNECTING and self._stage is _Stage.CLOSED
-        self._stage = _Stage.GREETING
-        self._ping_at = now + self._ping_s
+        self._begin_greeting(now + self._ping_s)
         self._attempts += 1
         self._out.append(wire.Hello(self._processor, self._token, self._instance, self._attempts))
         for channel in self._channels.values():
             channel.opened()
-
-    def hung_up(self, reason: str, now: float) -> list[ChannelClientEvent]:
-        return []  # this protocol refuses with messages, not by hanging up
-
-    def disconnected(self) -> None:
-        assert self.state is not ConnectionState.CLOSED
-        refused = ConnectionState.REFUSED
-        self.state = refused if self._refused else ConnectionState.DISCONNECTED
-        self._forget_connection()
-
-    def close(self) -> None:
-        self.state = ConnectionState.CLOSED
-        self._forget_connection()
 
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[ChannelClientEvent]:
         """Each chunk is a message in MessagePack."""
@@ -227,32 +189,10 @@ class ChannelClientSession:
                 break
             self._heard(now)
             try:
-                self._take(answers.decode_answer(chunk), now, events)
+                self._take(wire.decode_answer(chunk), now, events)
             except wire.BadChannelMessageError as error:
-                self._stage = _Stage.OVER
-                events.append(Finished(f"the server broke the protocol: {error}"))
+                self._finish(f"the server broke the protocol: {error}", events)
         return events
-
-    def tick(self, now: float, reading: bool = True) -> list[ChannelClientEvent]:
-        if now < self._ping_at:
-            return []
-        if not reading:
-            # We do not read, so the server's silence proves nothing. Our ping still tells it that we live.
-            self._ping_at = now + self._ping_s
-            if self._stage is _Stage.OPEN:
-                self._out.append(wire.Ping())
-            return []
-        if self._stage is not _Stage.OPEN:
-            self._ping_at = inf
-            return [Broken("the server does not answer `hello`")]
-        if self._pings_unanswered >= self._pings_unanswered_max:
-            self._ping_at = inf
-            return [Broken(f"nothing was heard after {self._pings_unanswered} pings")]
-        self._pings_unanswered += 1
-        self._pinged_at = now
-        self._ping_at = now + self._ping_s
-        self._out.append(wire.Ping())
-        return []
 
     def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
         if not self._is_open:
@@ -260,21 +200,19 @@ class ChannelClientSession:
         said, self._out = self._out, []
         for channel in self._channels.values():
             said += channel.take(bytes_max, now)
-        return [answers.encode_request(one) for one in said]
+        return [wire.encode_request(one) for one in said]
 
     # Messages
 
-    def _take(self, answer: answers.Answer, now: float, events: list[ChannelClientEvent]) -> None:
-        if isinstance(answer, answers.Welcome):
+    def _take(self, answer: wire.Answer, now: float, events: list[ChannelClientEvent]) -> None:
+        if isinstance(answer, wire.Welcome):
             self._welcome(answer, now, events)
-        elif isinstance(answer, answers.Pong):
-            if self._pinged_at is not None:
-                self.latency_s = now - self._pinged_at
-                self._pinged_at = None
-        elif isinstance(answer, answers.ErrorAnswer) and not answer.channel:
+        elif isinstance(answer, wire.Pong):
+            self._pong(now)
+        elif isinstance(answer, wire.ErrorAnswer) and not answer.channel:
             kind = AUTH if answer.code == "wrong-credentials" else PROTOCOL
             self._refuse(kind, f"the server refuses this client: {answer.text}", events)
-        elif self._stage is _Stage.GREETING:
+        elif self._stage is Stage.GREETING:
             raise wire.BadChannelMessageError("something came before `welcome`")
         elif self._is_parting(answer):
             pass
@@ -286,47 +224,35 @@ class ChannelClientSession:
     def _is_parting(self, answer: Any) -> bool:
         """Return True if this answers a `join` that `part` has sent, and count the answer."""
         count = self._parting.get(answer.channel, 0)
-        is_of_join = isinstance(answer, answers.JoinedAnswer) or (
-            isinstance(answer, answers.ErrorAnswer) and answer.of == "join"
+        is_of_join = isinstance(answer, wire.JoinedAnswer) or (
+            isinstance(answer, wire.ErrorAnswer) and answer.of == "join"
         )
         if not (count and is_of_join):
             return False
         self._parting[answer.channel] = count - 1
         return True
 
-    def _welcome(
-        self, answer: answers.Welcome, now: float, events: list[ChannelClientEvent]
-    ) -> None:
+    def _welcome(self, answer: wire.Welcome, now: float, events: list[ChannelClientEvent]) -> None:
         if answer.version != wire.VERSION:
             text = f"the server speaks version {answer.version}, not {wire.VERSION}"
             self._refuse(PROTOCOL, text, events)
             return
-        self._stage = _Stage.OPEN
         self._ping_s = self._ping_given_s or answer.ping_s
-        self._ping_at = now + self._ping_s
-        self.state = ConnectionState.CONNECTED
+        self._begin_exchange(now)
 
     def _over(self, last: LeftChannel | Ended, events: list[ChannelClientEvent]) -> None:
         """Remove a channel that has ended. Without channels, a session that is not shared ends too."""
         del self._channels[last.channel]
         if not self._channels and not self._is_shared:
             self._refused = True
-            self._stage = _Stage.OVER
-            self._ping_at = inf
             text = last.text if isinstance(last, Ended) else f"channel {last.channel!r} is left"
-            events.append(Finished(text))
+            self._finish(text, events)
 
-    def _refuse(self, kind: str, reason: str, events: list[ChannelClientEvent]) -> None:
-        self._refused = True
-        self._stage = _Stage.OVER
-        self._ping_at = inf
-        events += (ConnectionRefused(kind, reason), Finished(reason))
+    def _send_ping(self) -> None:
+        self._out.append(wire.Ping())
 
     def _forget_connection(self) -> None:
-        self._stage = _Stage.CLOSED
-        self._ping_at = inf
-        self._pinged_at = None
-        self._pings_unanswered = 0
+        super()._forget_connection()
         self._out.clear()
         self._parting.clear()
         for channel in self._channels.values():
@@ -334,18 +260,12 @@ class ChannelClientSession:
 
     @property
     def _is_open(self) -> bool:
-        return self._stage in (_Stage.GREETING, _Stage.OPEN)
-
-    def _heard(self, now: float) -> None:
-        """Note a sign of life: any message is one. Before `welcome`, it does not put off the time limit."""
-        self._pings_unanswered = 0
-        if self._stage is _Stage.OPEN:
-            self._ping_at = now + self._ping_s
+        return self._stage in (Stage.GREETING, Stage.OPEN)
 
     def _channel(self, name: str) -> ClientChannel:
         channel = self._channels.get(name)
         if channel is None:
-            raise LocalProtocolError(f"channel {name!r} is not joined")
+            raise LocalProtocolError(f"channel {name!r} is not joined: call `join` first")
         return channel
 
     def _ticket(self) -> int:

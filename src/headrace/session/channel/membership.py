@@ -11,14 +11,19 @@ with the messages that are not acknowledged; those that have come before are not
 """
 
 from collections import deque
+from enum import IntEnum
 from math import inf
 from typing import Any, NamedTuple
 
-from headrace.errors import LocalProtocolError
-from headrace.session.channel.outbox import ITEM_OVERHEAD_BYTES, SendRefusal, Sends
-from headrace.wire.channel import answers as answers
-from headrace.wire.channel import messages as wire
-from headrace.wire.channel.answers import Delivered, Fields, MissedMessages, SnapshotBody
+from headrace.errors import LocalProtocolError, QueueFullError
+from headrace.wire import channel as wire
+from headrace.wire.channel import Delivered, Fields, MissedMessages, SnapshotBody
+
+QUEUE_MAX = 10_000
+QUEUE_BYTES_MAX = 64 * 1024 * 1024
+
+ITEM_OVERHEAD_BYTES = 64
+"""Approximate size of a message in its frame, without its content."""
 
 RETRY_S = 1.0
 """Retry delay after a temporary refusal."""
@@ -138,7 +143,7 @@ class ClientChannel:
         name: str,
         receive: str,
         poll_interval_s: float,
-        sends: Sends,
+        sends: "Sends",
         *,
         from_state: bool = False,
         lease_s: float | None = None,
@@ -175,7 +180,9 @@ class ClientChannel:
     def ack(self, offset: int) -> None:
         """Acknowledge everything up to `offset`."""
         if offset > self._received:
-            raise LocalProtocolError(f"nothing has come of {self.name!r} that ends at {offset}")
+            raise LocalProtocolError(
+                f"channel {self.name!r} has not delivered anything up to {offset}"
+            )
         self._ack_wanted = max(self._ack_wanted, offset)
 
     @property
@@ -274,36 +281,36 @@ class ClientChannel:
     # Incoming messages
 
     def hear(self, answer: Any, now: float, events: list[Any]) -> None:
-        if self._is_leaving and not isinstance(answer, answers.LeftAnswer | answers.ErrorAnswer):
-            if isinstance(answer, answers.SentAnswer):
+        if self._is_leaving and not isinstance(answer, wire.LeftAnswer | wire.ErrorAnswer):
+            if isinstance(answer, wire.SentAnswer):
                 self._sent(answer, events)
             return
-        if isinstance(answer, answers.MessagesAnswer):
+        if isinstance(answer, wire.MessagesAnswer):
             self._messages(answer, now, events)
-        elif isinstance(answer, answers.SentAnswer):
+        elif isinstance(answer, wire.SentAnswer):
             self._sent(answer, events)
             self._go_on(now)
-        elif isinstance(answer, answers.Acked):
+        elif isinstance(answer, wire.Acked):
             self._acked(answer.offset, events)
-        elif isinstance(answer, answers.Signal):
+        elif isinstance(answer, wire.Signal):
             self._fetch_at = now
-        elif isinstance(answer, answers.JoinedAnswer):
+        elif isinstance(answer, wire.JoinedAnswer):
             self._joined(answer, now, events)
-        elif isinstance(answer, answers.LeftAnswer):
+        elif isinstance(answer, wire.LeftAnswer):
             self._left(answer, events)
-        elif isinstance(answer, answers.ErrorAnswer):
+        elif isinstance(answer, wire.ErrorAnswer):
             self._error(answer, now, events)
-        elif isinstance(answer, answers.SnapshotAnswer):
+        elif isinstance(answer, wire.SnapshotAnswer):
             if self._snapshot_under_way:
                 self._snapshot_under_way = False
                 ticket = self._snapshots.popleft().ticket
                 events.append(Answered(self.name, ticket, answer.snapshot))
-        elif isinstance(answer, answers.UploadedAnswer) and self._upload_under_way:
+        elif isinstance(answer, wire.UploadedAnswer) and self._upload_under_way:
             self._upload_under_way = False
             ticket = self._uploads.popleft().ticket
             events.append(Answered(self.name, ticket, answer.offset))
 
-    def _joined(self, answer: answers.JoinedAnswer, now: float, events: list[Any]) -> None:
+    def _joined(self, answer: wire.JoinedAnswer, now: float, events: list[Any]) -> None:
         if not self._is_joining:
             return
         self._is_joining, self._is_joined = False, True
@@ -324,7 +331,7 @@ class ClientChannel:
         if self._receive == "poll":
             self._fetch_at = now
 
-    def _messages(self, answer: answers.MessagesAnswer, now: float, events: list[Any]) -> None:
+    def _messages(self, answer: wire.MessagesAnswer, now: float, events: list[Any]) -> None:
         is_fetched, self._fetch_under_way = self._fetch_under_way, False
         if not self._is_joined:
             return  # the messages will come again
@@ -339,7 +346,7 @@ class ClientChannel:
         if self._receive == "poll":
             self._fetch_at = now if fresh else now + self._poll_interval_s
 
-    def _sent(self, answer: answers.SentAnswer, events: list[Any]) -> None:
+    def _sent(self, answer: wire.SentAnswer, events: list[Any]) -> None:
         ticket = self.sends.sent(answer.number)
         if ticket is not None:
             events.append(SendAccepted(self.name, ticket, answer.offset))
@@ -351,7 +358,7 @@ class ClientChannel:
             self._ack_under_way = None
             events.append(CursorMoved(self.name, self.acked))
 
-    def _left(self, answer: answers.LeftAnswer, events: list[Any]) -> None:
+    def _left(self, answer: wire.LeftAnswer, events: list[Any]) -> None:
         is_done_elsewhere = self._is_leaving and answer.reason == ELSEWHERE
         if is_done_elsewhere or (self._leave_under_way and not answer.reason):
             events.append(LeftChannel(self.name))
@@ -359,7 +366,7 @@ class ClientChannel:
             text = _ENDS.get(answer.reason, "the server has ended the membership in channel")
             events.append(Ended(self.name, answer.reason, f"{text} {self.name!r}"))
 
-    def _error(self, error: answers.ErrorAnswer, now: float, events: list[Any]) -> None:
+    def _error(self, error: wire.ErrorAnswer, now: float, events: list[Any]) -> None:
         is_for_good = not error.retry and error.code != "not-joined"
         if error.of == "send" and error.number is not None:
             self._send_refused(error, events)
@@ -381,7 +388,7 @@ class ClientChannel:
         if not is_for_good:
             self._join_again(now if error.code == "not-joined" else now + RETRY_S)
 
-    def _send_refused(self, error: answers.ErrorAnswer, events: list[Any]) -> None:
+    def _send_refused(self, error: wire.ErrorAnswer, events: list[Any]) -> None:
         refusal = SendRefusal.LATER if error.retry else SendRefusal.FOR_GOOD
         if error.code == "not-joined":
             refusal = SendRefusal.NOT_JOINED
@@ -394,7 +401,7 @@ class ClientChannel:
         self,
         questions: deque[_Question],
         is_for_good: bool,
-        error: answers.ErrorAnswer,
+        error: wire.ErrorAnswer,
         events: list[Any],
     ) -> None:
         if is_for_good:
@@ -411,3 +418,149 @@ class ClientChannel:
         if not self._is_joining:
             self._is_joined = False
             self._join_at = at
+
+
+class SendRefusal(IntEnum):
+    FOR_GOOD = 0
+    """The message cannot be sent; its number is free for another."""
+    LATER = 1
+    """A retry may succeed."""
+    NOT_JOINED = 2
+
+
+class _Item:
+    __slots__ = ("fields", "number", "ticket")
+
+    def __init__(self, ticket: int, fields: Fields) -> None:
+        self.ticket = ticket
+        self.fields = fields
+        self.number = 0
+        """Number with which the message was last sent; 0 if it was never sent."""
+
+
+class Sends:
+    """Messages to a channel that are not settled: which to send next, and with which number.
+
+    A message gets its number when it is sent. On each connection, a message is in one of three places:
+
+        waiting ──take──▶ under way ──sent──▶ settled
+                              └──refused──▶ returned, or settled for good
+
+    A refusal makes the higher numbers void, and the server refuses them as well. So nothing more is sent
+    until everything under way is answered: no answer is ever mistaken for that of another message with the
+    same number. A new connection begins behind the last accepted number, which `joined` tells: messages with
+    a number up to there are stored.
+    """
+
+    __slots__ = (
+        *("_accepted", "_bytes", "_bytes_max", "_next", "_queue_max", "_refused", "_returned"),
+        *("_under_way", "_waiting"),
+    )
+
+    def __init__(self, queue_max: int = QUEUE_MAX, bytes_max: int = QUEUE_BYTES_MAX) -> None:
+        self._queue_max = queue_max
+        self._bytes_max = bytes_max
+        self._bytes = 0
+        self._waiting: deque[_Item] = deque()
+        self._under_way: dict[int, _Item] = {}
+        self._returned: list[_Item] = []
+        self._accepted = 0
+        """Last number that the server is known to have accepted."""
+        self._next: int | None = None
+        """Number of the next message to send; None while it is unknown, and then nothing is sent."""
+        self._refused: tuple[int, SendRefusal] | None = None
+        """Smallest number that was refused, and why: this is the cause of the refusals of higher numbers."""
+
+    def __len__(self) -> int:
+        return len(self._waiting) + len(self._under_way) + len(self._returned)
+
+    @property
+    def has_room(self) -> bool:
+        return len(self) < self._queue_max and self._bytes < self._bytes_max
+
+    @property
+    def is_under_way(self) -> bool:
+        return bool(self._under_way)
+
+    def add(self, ticket: int, fields: Fields) -> None:
+        if not self.has_room:
+            raise QueueFullError(
+                f"the queue is full: {len(self)} messages ({self._bytes} bytes) wait for the server to "
+                "accept them; send more when it has"
+            )
+        self._waiting.append(_Item(ticket, fields))
+        self._bytes += len(fields)
+
+    def take(self) -> tuple[int, Fields] | None:
+        """Return the next message to send, with its number; None if nothing can be sent."""
+        if self._next is None or not self._waiting:
+            return None
+        item = self._waiting.popleft()
+        item.number = self._next
+        self._under_way[item.number] = item
+        self._next += 1
+        return item.number, item.fields
+
+    def sent(self, number: int) -> int | None:
+        """Settle a message that the server has stored. Returns its ticket."""
+        item = self._under_way.pop(number, None)
+        if item is None:
+            return None
+        self._accepted = max(self._accepted, number)
+        return self._settle(item)
+
+    def refused(self, number: int, refusal: SendRefusal) -> int | None:
+        """Note that the server refuses a message. Returns its ticket if the refusal is for good."""
+        item = self._under_way.pop(number, None)
+        if item is None:
+            return None
+        self._next = None
+        if self._refused is None or number < self._refused[0]:
+            self._refused = number, refusal
+        if refusal is SendRefusal.FOR_GOOD:
+            return self._settle(item)
+        self._returned.append(item)
+        return None
+
+    def go_on(self) -> SendRefusal | None:
+        """Continue after a refusal when all is answered. Returns the reason if a new `join` is necessary.
+
+        Then only the answer to `join` can tell the next number.
+        """
+        if self._refused is None or self._under_way:
+            return None
+        number, refusal = self._refused
+        self._gather()
+        if refusal is SendRefusal.FOR_GOOD:
+            self._next = number
+            return None
+        return refusal
+
+    def joined(self, number: int) -> list[int]:
+        """Continue behind the last accepted number. Returns tickets of stored messages with lost answers."""
+        assert not self._under_way
+        stored: list[int] = []
+        # A server that has forgotten this processor starts over, and knows none of its numbers.
+        if number >= self._accepted:
+            while self._waiting and 0 < self._waiting[0].number <= number:
+                stored.append(self._settle(self._waiting.popleft()))
+        self._accepted = number
+        self._next = number + 1
+        return stored
+
+    def disconnected(self) -> None:
+        self._gather()
+        self._next = None
+
+    def _gather(self) -> None:
+        """Let all messages wait again, in their order."""
+        self._returned += self._under_way.values()
+        self._returned.sort(key=lambda item: item.number)
+        self._waiting.extendleft(reversed(self._returned))
+        self._returned.clear()
+        self._under_way.clear()
+        self._refused = None
+
+    def _settle(self, item: _Item) -> int:
+        self._bytes -= len(item.fields)
+        return item.ticket

@@ -1,18 +1,15 @@
 """Server side of a processor's connection, without I/O: requests in, answers out in the peer's encoding.
 
-    new ──hello──▶ authenticating ──let in──▶ open        any ──bad message──▶ closed
-
 The session only decodes requests. The caller carries them out and answers each.
 """
 
 from collections.abc import Mapping, Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from headrace.payload.channel import BadMessageError, Content, check_processor
-from headrace.session.server import Close, ServerSession
+from headrace.session.server import Close, GreetedSession, PeerState
 from headrace.session.units import Unit
-from headrace.wire.channel import messages as wire
+from headrace.wire import channel as wire
 
 BAD_MESSAGE = "bad-message"
 HELLO_FIRST = "hello-first"
@@ -32,26 +29,12 @@ class Request(NamedTuple):
     """Content of a `send` or an `upload`."""
 
 
-class _State(Enum):
-    NEW = "new"
-    AUTHENTICATING = "authenticating"
-    OPEN = "open"
-
-
-class ChannelServerSession(ServerSession):
-    __slots__ = (
-        *("_held", "_ping_s", "_state", "attempt", "binary", "closed", "instance", "processor"),
-        *("unanswered",),
-    )
+class ChannelServerSession(GreetedSession):
+    __slots__ = ("_ping_s", "attempt", "instance", "processor", "unanswered")
 
     def __init__(self, ping_s: float) -> None:
-        self.closed = False
-        super().__init__(self)
+        super().__init__()
         self._ping_s = ping_s
-        self._state = _State.NEW
-        self._held: list[wire.Message] = []
-        self.binary = False
-        """True if the peer uses MessagePack."""
         self.processor = ""
         self.instance, self.attempt = "", 0
         self.unanswered = 0
@@ -62,7 +45,7 @@ class ChannelServerSession(ServerSession):
         for data in messages:
             if self.closed:
                 break
-            if self._state is _State.NEW:
+            if self._state is PeerState.NEW:
                 self.binary = isinstance(data, bytes)
             elif isinstance(data, bytes) is not self.binary:
                 commands.append(self._bad("a connection speaks JSON or MessagePack, and not both"))
@@ -75,18 +58,10 @@ class ChannelServerSession(ServerSession):
 
     def let_in(self) -> list[NamedTuple]:
         """Accept the peer, and handle the messages that it sent in the meantime."""
-        assert self._state is _State.AUTHENTICATING
-        self._state = _State.OPEN
-        self.say(
-            {
-                "type": "welcome",
-                "processor": self.processor,
-                "version": wire.VERSION,
-                "ping_s": self._ping_s,
-            }
-        )
+        held = self._let_in()
+        welcome = {"type": "welcome", "processor": self.processor}
+        self.say(welcome | {"version": wire.VERSION, "ping_s": self._ping_s})
         commands: list[NamedTuple] = []
-        held, self._held = self._held, []
         for message in held:
             if not self.closed:
                 self._receive(message, commands)
@@ -103,7 +78,13 @@ class ChannelServerSession(ServerSession):
 
     def refuse_request(self, code: str, retry: bool, text: str, of: wire.Message) -> None:
         """Refuse to carry out a request; the connection stays open."""
-        self.say(_error(code, retry, text, of))
+        error: dict[str, Any] = {"type": "error", "code": code, "retry": retry, "text": text}
+        error["of"] = of.__struct_config__.tag
+        if not isinstance(of, wire.Hello | wire.Ping):
+            error["channel"] = of.channel
+        if isinstance(of, wire.Send):
+            error["number"] = of.number
+        self.say(error)
 
     @property
     def finished(self) -> bool:
@@ -113,9 +94,9 @@ class ChannelServerSession(ServerSession):
         raise NotImplementedError  # every request has its own answer
 
     def _receive(self, message: wire.Message, commands: list[NamedTuple]) -> None:
-        if self._state is _State.AUTHENTICATING:
+        if self._state is PeerState.AUTHENTICATING:
             self._held.append(message)
-        elif self._state is _State.NEW:
+        elif self._state is PeerState.NEW:
             if not isinstance(message, wire.Hello):
                 commands.append(self._end(HELLO_FIRST, "say `hello` first"))
                 return
@@ -124,7 +105,7 @@ class ChannelServerSession(ServerSession):
             except BadMessageError as error:
                 commands.append(self._bad(str(error)))
                 return
-            self._state = _State.AUTHENTICATING
+            self._state = PeerState.AUTHENTICATING
             self.processor = message.processor
             self.instance, self.attempt = message.instance, message.attempt
             commands.append(AuthenticateProcessor(message.processor, message.token))
@@ -148,13 +129,3 @@ class ChannelServerSession(ServerSession):
     def _end(self, code: str, text: str) -> Close:
         self.say({"type": "error", "code": code, "retry": False, "text": text})
         return self.refuse(text)
-
-
-def _error(code: str, retry: bool, text: str, of: wire.Message) -> dict[str, Any]:
-    error: dict[str, Any] = {"type": "error", "code": code, "retry": retry, "text": text}
-    error["of"] = of.__struct_config__.tag
-    if not isinstance(of, wire.Hello | wire.Ping):
-        error["channel"] = of.channel
-    if isinstance(of, wire.Send):
-        error["number"] = of.number
-    return error

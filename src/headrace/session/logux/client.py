@@ -19,12 +19,19 @@ that the session `wants`, calls `offer` with them, and calls `added` for every n
 
 from collections import deque
 from collections.abc import Sequence
-from enum import Enum
 from math import inf
 from typing import Any, NamedTuple
 
 from headrace.payload.logux import Created, Event, Number, plain
-from headrace.session.topics.client import Broken, ConnectionState, Finished
+from headrace.session.client import (
+    AUTH,
+    PROTOCOL,
+    Broken,
+    ConnectionRefused,
+    Finished,
+    GreetingSession,
+    Stage,
+)
 from headrace.wire.logux import messages as logux
 
 VERSION = (0, 0)
@@ -38,9 +45,6 @@ _NAME_MAX = 100
 
 NUMBER_MAX = 1 << 53
 """Limit of the peer's positions and times: up to here, every integer is exact in any language."""
-
-AUTH = "auth"
-PROTOCOL = "protocol"
 
 _AUTH_ERRORS = ("wrong-credentials",)
 _VERSION_ERRORS = ("wrong-protocol", "wrong-subprotocol")
@@ -80,30 +84,20 @@ class EventsAcknowledged(NamedTuple):
     events: int
 
 
-class LogRefused(NamedTuple):
-    """No connection can succeed: the peer refuses this client, or this client refuses the peer."""
-
-    kind: str
-    """`auth` or `protocol`."""
-    reason: str
-
-
 LoguxEvent = (
-    Verify | Opened | ReceivedEvents | Passed | EventsAcknowledged | LogRefused | Broken | Finished
+    Verify
+    | Opened
+    | ReceivedEvents
+    | Passed
+    | EventsAcknowledged
+    | ConnectionRefused
+    | Broken
+    | Finished
 )
 
 
-class _Stage(Enum):
-    CLOSED = "closed"
-    GREETING = "greeting"
-    VERIFYING = "verifying"
-    OPEN = "open"
-    OVER = "over"
-    """All messages are exchanged; the connection is about to close."""
-
-
-class LoguxClientSession:
-    """Session of a Logux client. Times are seconds of one clock."""
+class LoguxClientSession(GreetingSession[LoguxEvent]):
+    GREETING = "connect"
 
     def __init__(
         self,
@@ -122,25 +116,18 @@ class LoguxClientSession:
         In the local log, `last` is the number of the last event, and `unsent` the number of the first event
         that is not sent, if there is one.
         """
-        self.state = ConnectionState.DISCONNECTED
-        self.latency_s: float | None = None
+        super().__init__(ping_interval_s, pings_unanswered_max)
         self.complaint = ""
         """Last error that the peer has sent on this connection."""
         self.received = received
         self._host = host
         self._credentials = credentials
         self._verifies = verifies
-        self._ping_interval_s = ping_interval_s
-        self._pings_unanswered_max = pings_unanswered_max
         self._last = last
         self._unsent = inf if unsent is None else float(unsent)
         """First event of ours that the peer is not known to have; inf if there is none."""
-        self._stage = _Stage.CLOSED
-        self._refused = False
         self._out: list[bytes] = []
-        self._greeted_at = self._ping_at = inf
-        self._pinged_at: float | None = None
-        self._pings_unanswered = 0
+        self._greeted_at = inf
         self._shift_ms = 0.0
         self._held: list[logux.Message] = []
         """Messages that came while the peer was being verified."""
@@ -159,33 +146,14 @@ class LoguxClientSession:
     def tick_at(self) -> float:
         return self._ping_at
 
-    def connecting(self) -> None:
-        assert self.state is ConnectionState.DISCONNECTED, self.state
-        self.state = ConnectionState.CONNECTING
-
     def opened(self, now: float) -> None:
-        assert self.state is ConnectionState.CONNECTING and self._stage is _Stage.CLOSED
-        self._stage = _Stage.GREETING
+        self._begin_greeting(now + self._ping_s * self._pings_unanswered_max)
         self.complaint = ""
         self._greeted_at = now
-        self._ping_at = now + self._ping_interval_s * self._pings_unanswered_max
         message: list[Any] = ["connect", VERSION, self._host, self.received]
         if self._credentials is not None:
             message.append(self._credentials)
         self._say(message)
-
-    def hung_up(self, reason: str, now: float) -> list[LoguxEvent]:
-        return []  # this protocol refuses with messages, not by hanging up
-
-    def disconnected(self) -> None:
-        assert self.state is not ConnectionState.CLOSED
-        refused = ConnectionState.REFUSED
-        self.state = refused if self._refused else ConnectionState.DISCONNECTED
-        self._forget_connection()
-
-    def close(self) -> None:
-        self.state = ConnectionState.CLOSED
-        self._forget_connection()
 
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[LoguxEvent]:
         """Each chunk is a message in MessagePack."""
@@ -194,27 +162,6 @@ class LoguxClientSession:
             self._heard(now)
             self._hear(chunk, now, events)
         return events
-
-    def tick(self, now: float, reading: bool = True) -> list[LoguxEvent]:
-        if now < self._ping_at:
-            return []
-        if not reading:
-            # We do not read, so the server's silence proves nothing. Our ping still tells it that we live.
-            self._ping_at = now + self._ping_interval_s
-            if self._stage is _Stage.OPEN:
-                self._say(["ping", self._position])
-            return []
-        if self._stage is not _Stage.OPEN:
-            self._ping_at = inf
-            return [Broken("the server does not answer `connect`")]
-        if self._pings_unanswered >= self._pings_unanswered_max:
-            self._ping_at = inf
-            return [Broken(f"{self._pings_unanswered} pings are unanswered")]
-        self._pings_unanswered += 1
-        self._pinged_at = now
-        self._ping_at = now + self._ping_interval_s
-        self._say(["ping", self._position])
-        return []
 
     def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
         messages, self._out = self._out, []
@@ -225,8 +172,8 @@ class LoguxClientSession:
     def accept(self, now: float) -> list[LoguxEvent]:
         """Accept the peer as the intended one, and handle the messages that it sent in the meantime."""
         events: list[LoguxEvent] = []
-        if self._stage is _Stage.VERIFYING:
-            self._begin(now, events)
+        if self._stage is Stage.VERIFYING:
+            self._open(now, events)
             held, self._held = self._held, []
             for message in held:
                 self._hear(message, now, events)
@@ -235,7 +182,7 @@ class LoguxClientSession:
     def reject(self, reason: str) -> list[LoguxEvent]:
         """Reject the peer: it is not the intended one."""
         events: list[LoguxEvent] = []
-        if self._stage is _Stage.VERIFYING:
+        if self._stage is Stage.VERIFYING:
             self._say(["error", "Wrong credentials", AUTH])
             self._refuse(AUTH, reason, events)
         return events
@@ -259,7 +206,7 @@ class LoguxClientSession:
     @property
     def wants(self) -> int | None:
         """Number of the first event to look for and give with `offer`; None if no event can be sent now."""
-        if self._stage is not _Stage.OPEN or self._under_way is not None or self._next == inf:
+        if self._stage is not Stage.OPEN or self._under_way is not None or self._next == inf:
             return None
         return int(self._next)
 
@@ -277,7 +224,7 @@ class LoguxClientSession:
     # Messages
 
     def _hear(self, message: bytes | logux.Message, now: float, events: list[LoguxEvent]) -> None:
-        if self._stage in (_Stage.CLOSED, _Stage.OVER):
+        if self._stage in (Stage.CLOSED, Stage.OVER):
             return
         try:
             if isinstance(message, bytes):
@@ -289,21 +236,21 @@ class LoguxClientSession:
     def _take(self, message: logux.Message, now: float, events: list[LoguxEvent]) -> None:
         if isinstance(message, logux.Error):
             self._error(message.fields, events)
-        elif self._stage is _Stage.VERIFYING:
+        elif self._stage is Stage.VERIFYING:
             self._held.append(message)
         elif isinstance(message, logux.Connected):
             self._connected(message, now, events)
         elif isinstance(message, logux.Sync | logux.Synced | logux.Ping | logux.Pong):
-            if self._stage is _Stage.OPEN:
+            if self._stage is Stage.OPEN:
                 self._exchange(message, now, events)
             else:
                 self._say(["error", "missed-auth", AUTH])
         else:
-            name = _name(message)[:_NAME_MAX]
+            name = logux.type_of(message)[:_NAME_MAX]
             self._answer(["error", f"Unknown message type `{name}`", PROTOCOL])
 
     def _connected(self, message: logux.Connected, now: float, events: list[LoguxEvent]) -> None:
-        if self._stage is not _Stage.GREETING:
+        if self._stage is not Stage.GREETING:
             raise logux.BadLoguxMessageError("connected comes once")
         major, minor = message.version
         if major != VERSION[0]:
@@ -315,16 +262,14 @@ class LoguxClientSession:
         # One way took half of the round trip, without the time that the peer itself needed.
         self._shift_ms = ((start + end) - (self._greeted_at + now) * 1000) / 2
         if self._verifies:
-            self._stage = _Stage.VERIFYING
+            self._stage = Stage.VERIFYING
             self._ping_at = inf
             events.append(Verify(message.host, message.options))
         else:
-            self._begin(now, events)
+            self._open(now, events)
 
-    def _begin(self, now: float, events: list[LoguxEvent]) -> None:
-        self._stage = _Stage.OPEN
-        self._ping_at = now + self._ping_interval_s
-        self.state = ConnectionState.CONNECTED
+    def _open(self, now: float, events: list[LoguxEvent]) -> None:
+        self._begin_exchange(now)
         events.append(Opened(self._shift_ms))
 
     def _exchange(
@@ -345,9 +290,8 @@ class LoguxClientSession:
             events += self._pass()
             if isinstance(message, logux.Ping):
                 self._answer(["pong", self._position])
-            elif self._pinged_at is not None:
-                self.latency_s = now - self._pinged_at
-                self._pinged_at = None
+            else:
+                self._pong(now)
 
     def _synced(self, number: Number, events: list[LoguxEvent]) -> None:
         # A smaller number does not answer the `sync` under way, but a `pong`.
@@ -372,28 +316,15 @@ class LoguxClientSession:
         self.complaint = text
         if kind == AUTH or text in _AUTH_ERRORS:
             self._refuse(AUTH, f"the server refuses this client: {text}", events)
-        elif text in _VERSION_ERRORS or (kind == PROTOCOL and self._stage is _Stage.GREETING):
+        elif text in _VERSION_ERRORS or (kind == PROTOCOL and self._stage is Stage.GREETING):
             self._refuse(PROTOCOL, f"the server refuses this client: {text}", events)
 
-    # Endings
-
-    def _refuse(self, kind: str, reason: str, events: list[LoguxEvent]) -> None:
-        self._refused = True
-        self._stage = _Stage.OVER
-        self._ping_at = inf
-        events += (LogRefused(kind, reason), Finished(reason))
-
     def _bad(self, reason: str, events: list[LoguxEvent]) -> None:
-        self._stage = _Stage.OVER
-        self._ping_at = inf
         self._say(["error", reason, PROTOCOL])
-        events.append(Finished(f"the server broke the protocol: {reason}"))
+        self._finish(f"the server broke the protocol: {reason}", events)
 
     def _forget_connection(self) -> None:
-        self._stage = _Stage.CLOSED
-        self._ping_at = inf
-        self._pinged_at = None
-        self._pings_unanswered = 0
+        super()._forget_connection()
         self._out.clear()
         self._held.clear()
         self._unstored.clear()
@@ -406,11 +337,8 @@ class LoguxClientSession:
         """Last number of our log that may be named to the peer: no unsent event is at or below it."""
         return int(min(self._last, self._next - 1))
 
-    def _heard(self, now: float) -> None:
-        """Note a sign of life: any message is one. Before `connected`, it does not put off the time limit."""
-        self._pings_unanswered = 0
-        if self._stage is _Stage.OPEN:
-            self._ping_at = now + self._ping_interval_s
+    def _send_ping(self) -> None:
+        self._say(["ping", self._position])
 
     def _answer(self, message: list[Any]) -> None:
         """Send a message that may be dropped if the peer does not read."""
@@ -425,7 +353,3 @@ def _check_number(number: Number) -> Number:
     if abs(number) > NUMBER_MAX:
         raise logux.BadLoguxMessageError(f"{number} is larger than any position or time")
     return plain(number)
-
-
-def _name(message: logux.Message) -> str:
-    return message.type if isinstance(message, logux.Unknown) else type(message).__name__.lower()

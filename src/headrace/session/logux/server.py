@@ -1,8 +1,8 @@
-"""Server side of one Logux connection of the 0.x protocols, without I/O: messages in, commands out.
+"""Server side of one Logux connection, without I/O: the base of all protocols, and the 0.x protocols.
 
-There are two dialects, the seed's (0.0) and that of the npm packages (0.1). They differ in the form of errors
-and credentials, and the first message tells the dialect. A client's `sync` may have several events; each of
-ours has one.
+Protocol 5 is in `server5.py`. The 0.x protocols have two dialects, the seed's (0.0) and that of the npm
+packages (0.1). They differ in the form of errors and credentials, and the first message tells the dialect. A
+client's `sync` may have several events; each of ours has one.
 
 `synced` is the only acknowledgement. It answers one `sync`, repeats that message's number, and waits until
 the events of this and every earlier `sync` are durable. The numbers in a client's `ping` and `pong` say how
@@ -15,24 +15,170 @@ client's own events, so that the client does not ask for them when it connects a
 because npm clients fail if a message that they have to answer arrives while they disconnect.
 """
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from enum import Enum
 from typing import Any, NamedTuple
 
-from headrace.payload.logux import Envelope, Number, Stamp, encode_envelope, raw_event, stamp_of
-from headrace.session.logux.shared import (
-    AddEvents,
-    AuthenticatePeer,
-    Incoming,
-    LoguxSession,
-    message_name,
+from headrace.payload.logux import (
+    BadEnvelopeError,
+    Created,
+    Envelope,
+    Event,
+    Number,
+    Stamp,
+    encode_envelope,
+    raw_event,
+    stamp_of,
 )
-from headrace.session.server import Close
+from headrace.session.server import Close, GreetedSession, PeerState
 from headrace.session.units import Unit
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
 
 MAJOR = 0
+
+
+class AuthenticatePeer(NamedTuple):
+    """Check the peer's credentials, then call `let_in` or `turn_away`."""
+
+    host: str | Number
+    credentials: Any
+
+
+class Incoming(NamedTuple):
+    event: Event
+    created: Created
+    payload: bytes
+
+
+class AddEvents(NamedTuple):
+    """Store the events that are not stored yet; call `stored` with the unit when all are durable."""
+
+    events: list[Incoming]
+    unit: Unit
+
+
+class LoguxSession(GreetedSession):
+    """Base of the server sessions of all Logux protocols."""
+
+    __slots__ = ("_connected_ms", "_count", "_host", "_numbers", "_told", "peer", "sent")
+
+    def __init__(self, host: str) -> None:
+        super().__init__()
+        self._host = host
+        self._connected_ms = 0
+        self._count = 0
+        self._numbers: dict[int, Number] = {}
+        """Number of each unanswered `sync`, by the number of its unit."""
+        self.peer: str | Number = ""
+        self.sent = 0
+        """Number of records of the log that the peer has, or is not to see. The sending code sets it."""
+        self._told: Number = 0
+        """Last value of `sent` that the peer was told, or the number that the peer named itself."""
+
+    def receive_messages(self, messages: Sequence[bytes | str], now_ms: int) -> list[NamedTuple]:
+        commands: list[NamedTuple] = []
+        plain_synced, synced = logux.plain_synced, 0
+        for message in messages:
+            if self.closed:
+                break
+            if type(message) is str and self._state is PeerState.OPEN and plain_synced(message):
+                synced += 1
+                continue
+            if synced:
+                self._synced_came(synced)
+                synced = 0
+            self.binary = isinstance(message, bytes)
+            data = message if isinstance(message, bytes) else message.encode()
+            try:
+                self._receive(logux.decode(data, binary=self.binary), now_ms, commands)
+            except (logux.BadLoguxMessageError, BadEnvelopeError) as error:
+                commands.append(self._bad(str(error)))
+        if synced and not self.closed:
+            self.binary = False
+            self._synced_came(synced)
+        return commands
+
+    def let_in(self, now_ms: int, credentials: Any = None) -> list[NamedTuple]:
+        """Accept the peer, and handle the messages that it sent in the meantime."""
+        held = self._let_in()
+        commands = self._welcome(now_ms, credentials)
+        try:
+            for one in held:
+                self._receive(one, now_ms, commands)
+        except (logux.BadLoguxMessageError, BadEnvelopeError) as error:
+            commands.append(self._bad(str(error)))
+        return commands
+
+    def ping(self) -> None:
+        """Ask the peer for a sign of life."""
+        if self._state is PeerState.OPEN:
+            self._tell("ping")
+
+    def discard(self, command: object) -> None:
+        if isinstance(command, AddEvents):
+            self._publishes_under_way().discard(command.unit)
+            del self._numbers[command.unit.lowest]
+
+    # Hooks for the protocols
+
+    @abstractmethod
+    def _begin(self, message: logux.Connect) -> NamedTuple:
+        """Handle a `connect`. Returns `AuthenticatePeer` or `Close`."""
+
+    @abstractmethod
+    def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]: ...
+
+    @abstractmethod
+    def _heard(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
+        """Handle a message of an accepted peer."""
+
+    @abstractmethod
+    def _synced_came(self, count: int) -> None:
+        """Note that the peer has stored the next `count` messages that were sent."""
+
+    @abstractmethod
+    def _bad(self, reason: str) -> Close: ...
+
+    # Messages
+
+    def _receive(self, message: logux.Message, now_ms: int, commands: list[NamedTuple]) -> None:
+        if self._state is PeerState.AUTHENTICATING:
+            self._held.append(message)
+        elif self._state is PeerState.OPEN:
+            if isinstance(message, logux.Connect):
+                commands.append(self._bad("connect comes once"))
+            elif isinstance(message, logux.Ping):
+                self._tell("pong")
+            elif isinstance(message, logux.Synced):
+                self._synced_came(1)
+            elif not isinstance(message, logux.Error):
+                self._heard(message, now_ms, commands)
+        elif isinstance(message, logux.Connect):
+            self._connected_ms, self.peer = now_ms, message.host
+            command = self._begin(message)
+            if isinstance(command, AuthenticatePeer):
+                self._state = PeerState.AUTHENTICATING
+            commands.append(command)
+        elif not isinstance(message, logux.Headers):
+            self._send(["error", "missed-auth", "auth"])
+
+    def _unit(self, number: Number) -> Unit:
+        """Create the unit of a `sync`: it is answered when this unit and all units before it are stored."""
+        self._count += 1
+        unit = Unit(self._count, self._count)
+        self._numbers[self._count] = number
+        self._publishes_under_way().add(unit)
+        return unit
+
+    def _tell(self, name: str) -> None:
+        """Send a `ping` or `pong` that says how much of the log the peer has."""
+        self._told = self.sent
+        self._send([name, self.sent])
+
+    def _send(self, message: list[Any]) -> None:
+        self._out.append(logux.encode(message, binary=self.binary))
 
 
 class Follow(NamedTuple):
@@ -94,7 +240,7 @@ class LoguxServerSession(LoguxSession):
         if isinstance(message, logux.Sync):
             commands.append(self._sync(message))
         elif not isinstance(message, logux.Pong):
-            name = message_name(message)
+            name = logux.type_of(message)
             text = f"Unknown message type `{name}`"
             self._error(text, "protocol", ["unknown-message", name])
 

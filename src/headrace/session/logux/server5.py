@@ -28,19 +28,12 @@ from headrace.payload.logux import (
     raw_event,
 )
 from headrace.printing import quoted
-from headrace.session.logux.shared import (
-    AddEvents,
-    AuthenticatePeer,
-    Incoming,
-    LoguxSession,
-    message_name,
-)
+from headrace.session.logux.server import AddEvents, AuthenticatePeer, Incoming, LoguxSession
 from headrace.session.server import Close
 from headrace.session.units import Unit
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
-from headrace.wire.logux import protocol5 as logux5
-from headrace.wire.logux.protocol5 import Meta
+from headrace.wire.logux.messages import Meta
 
 UNFINISHED_MAX = 1000
 """Limit of remembered channels whose history was begun and not finished."""
@@ -329,7 +322,7 @@ class Logux5ServerSession(LoguxSession):
         if isinstance(message, logux.Sync):
             self._sync(message, commands)
         elif isinstance(message, logux.Connected | logux.Unknown):
-            name = message_name(message)
+            name = logux.type_of(message)
             commands.append(
                 self._refuse_with(["unknown-message", name], f"message {quoted(str(name))}")
             )
@@ -340,7 +333,7 @@ class Logux5ServerSession(LoguxSession):
 
     def _sync(self, message: logux.Sync, commands: list[NamedTuple]) -> None:
         actions = [
-            Action(event, logux5.parse_meta(meta, self._base, self.node))
+            Action(event, logux.parse_meta(meta, self._base, self.node))
             for event, meta in message.events
         ]
         unit = self._unit(message.added)
@@ -371,9 +364,9 @@ class Logux5ServerSession(LoguxSession):
         """Return the command for an action, or the reason why the action is refused."""
         event, meta = action
         kind = event["type"]
-        if logux5.client_of(meta.node) != logux5.client_of(self.node):
+        if logux.client_of(meta.node) != logux.client_of(self.node):
             return DENIED
-        if meta.others.keys() - logux5.OWN_META:
+        if meta.others.keys() - logux.OWN_META:
             return DENIED
         if kind in ("logux/subscribe", "logux/unsubscribe"):
             channel = event.get("channel")
@@ -384,7 +377,7 @@ class Logux5ServerSession(LoguxSession):
             return Subscribe(
                 channel, event.get("filter"), _since(event, self._host), action, unit, place
             )
-        if kind.startswith(logux5.RESERVED):
+        if kind.startswith(logux.RESERVED):
             return DENIED
         others = {"subprotocol": self._subprotocol, **meta.others}
         envelope = Envelope(
@@ -451,9 +444,6 @@ def is_protocol_5(message: bytes | str) -> bool:
         return False
     if isinstance(first, logux.Connect):
         major = first.version[0]
-        return major == MAJOR or (major >= 1 and not isinstance(_sent_version(data, binary), list))
+        version = logux.unpack(data, binary=binary)[1]
+        return major == MAJOR or (major >= 1 and not isinstance(version, list))
     return isinstance(first, logux.Headers)  # other protocols have no `headers`
-
-
-def _sent_version(connect: bytes, binary: bool) -> object:
-    return logux.unpack(connect, binary=binary)[1]

@@ -1,196 +1,168 @@
-"""Interface and events of every client session, regardless of its protocol.
+"""Base of Figg and Wombat client sessions: state that every new connection is told again, and pings.
 
-The client (`headrace.client`) drives any session through this interface, so a new protocol needs only a new
-session and a way to dial, and the application uses the same API.
+A client outlives its connections. Everything that the server must know is kept as state, never as bytes in
+flight: the wanted topics and how far each was received (`topics.py`, and `readers.py` for topics that are
+read under a name), and the unacknowledged publishes (`window.py`). When a connection is lost, its unsent
+bytes are dropped. The next connection is told the state again (`opened`), which also resends everything that
+was lost with the old connection.
+
+    connection     connecting()     opened()     a valid message     disconnected()
+    disconnected   connecting       -            -                   disconnected
+    connecting     -                connecting   connected           disconnected
+    connected      -                -            connected           disconnected
+
+An open connection is used at once. But it is `connected` only when the peer has proved that it speaks the
+protocol, because any port may accept connections. The proof is usually the PONG for the first PING. Where a
+protocol does not require servers to answer pings, a connection that is open for `silent_s` is `connected` as
+well. Without pings there is nothing to wait for, and a connection is `connected` when it is open.
+
+A publish that a server never accepts must not be sent forever. Figg has no error message, so the server can
+only hang up. A hang-up counts against the oldest unacknowledged publish if the server has sent anything on
+this connection, was sent that publish at most `REFUSAL_S` before, and then ended the connection itself
+(Wombat: with a code that blames the peer). After two such connections in a row the publish is sent alone, and
+after `REFUSALS_MAX` it is given up (`PublishRefused`). Any acknowledgement, and any other end of a
+connection, resets the count.
+
+Control frames overtake unsent publishes: a PING must not wait behind megabytes. The subclass has the frames
+and messages: it provides the encoders and decides what each message means.
 """
 
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Sequence
-from enum import StrEnum
-from typing import NamedTuple, Protocol, TypeVar
+from math import inf
+from typing import Any
 
-from headrace.errors import PayloadTooLargeError
-from headrace.model import JUMP, PAYLOAD_BYTES_MAX
-from headrace.session.topics.reader_events import ReaderEvent
-
-Place = int | str
-"""A place in a topic, as its protocol names it: an offset (Figg) or a serial (Wombat).
-
-A serial is an opaque text: it is stored, compared and sent back. Only a serial in the form of a Headrace
-server contains an offset (`offset_of`), and nothing depends on that.
-"""
-
-
-class ConnectionState(StrEnum):
-    """State of a client's connection to its server."""
-
-    DISCONNECTED = "disconnected"
-    """No connection; the client waits for the next attempt."""
-    CONNECTING = "connecting"
-    CONNECTED = "connected"
-    REFUSED = "refused"
-    """Server and client do not accept each other: there will be no further attempt. Logux and
-    channels only."""
-    CLOSED = "closed"
-    """The application closed the client for good."""
-
-
-class PublishesAcknowledged(NamedTuple):
-    """The oldest unacknowledged publishes, `publishes` in number, are safe with the server."""
-
-    publishes: int
-
-
-class PublishRefused(NamedTuple):
-    """The server refuses the oldest unacknowledged publish, and the client has given it up."""
-
-    reason: str
-    """Last reason that the server gave, or a text that it hung up."""
-    times: int
-    """Number of connections that ended because of this publish."""
-
-
-class TopicAttached(NamedTuple):
-    """The server delivers a topic, beginning at `place`."""
-
-    topic: str
-    place: Place
-
-
-class TopicDetached(NamedTuple):
-    """The server has stopped delivering a topic."""
-
-    topic: str
-
-
-class Missed(NamedTuple):
-    """Messages of a topic will never reach this client: they are expired, or lost by the log."""
-
-    topic: str
-    asked: int | None
-    """Offset that should have come next. None if the server's serials do not contain offsets."""
-    got: int | None
-    """Offset at which delivery continues. Below `asked` if the log is shorter than before; equal to `asked`
-    if the topic was created again and begins there. None as with `asked`."""
-    asked_serial: str | None = None
-    """Serial that the client asked for. Wombat only."""
-    got_serial: str | None = None
-    """Serial that the server answered instead. Wombat only."""
-
-    @property
-    def is_jump(self) -> bool:
-        """True if offsets skipped ahead because the log was restored or repaired.
-
-        No record is known to be missing, but some that were written shortly before may be lost.
-        """
-        if self.asked is None or self.got is None or self.got <= self.asked:
-            return False
-        return (self.got - self.asked) % JUMP == 0
-
-
-class TopicMessages(NamedTuple):
-    """Consecutive messages of one topic: the place just past each, and its payload."""
-
-    topic: str
-    messages: Sequence[tuple[Place, bytes]]
-
-
-class Broken(NamedTuple):
-    """The connection is broken: close it and connect again."""
-
-    reason: str
-
-
-class Finished(NamedTuple):
-    """The exchange is complete: send the remaining data, and close the connection."""
-
-    reason: str
-
-
-Event = (
-    PublishesAcknowledged
-    | PublishRefused
-    | TopicAttached
-    | TopicDetached
-    | Missed
-    | TopicMessages
-    | ReaderEvent
-    | Broken
+from headrace.errors import LocalProtocolError
+from headrace.model import (
+    PAYLOAD_BYTES_MAX,
+    check_publish_topic,
+    check_reader_name,
+    check_topic_name,
 )
+from headrace.session.client import Broken, ConnectionState, LinkedSession, unanswered
+from headrace.session.topics.events import (
+    Event,
+    Place,
+    PublishesAcknowledged,
+    PublishRefused,
+    check_payload,
+    check_topic_type,
+)
+from headrace.session.topics.readers import ClientReaders
+from headrace.session.topics.topics import ClientTopics
+from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
+from headrace.wire import readers
 
-E = TypeVar("E")
-"""Type of a session's events."""
+REFUSALS_MAX = 3
+"""Connections in a row that may end because of a publish before the client gives it up."""
+REFUSAL_S = 15.0
+"""Longest time between a publish and a hang-up because of it. A later hang-up has another reason."""
+
+_NAMES_CHECKED_MAX = 4096
 
 
-class LinkedSession(Protocol[E]):
-    """Interface for the link that keeps a session connected (`headrace.client.link`).
+class ClientSession(LinkedSession[Event]):
+    """Session that publishes to topics and subscribes to topics. A subclass has the protocol's messages."""
 
-    A session serves one client over many connections. Times are seconds of one monotonic clock.
-    """
-
-    state: ConnectionState
+    def __init__(
+        self,
+        *,
+        ping_interval_s: float | None,
+        pings_unanswered_max: int,
+        silent_s: float = inf,
+        window_max: int = WINDOW_MAX,
+        window_bytes_max: int = WINDOW_BYTES_MAX,
+        resend_s: float = inf,
+    ) -> None:
+        super().__init__()
+        self._reset_decoder()
+        self._open = False
+        self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
+        self._silent_s = silent_s
+        self._connected_at = inf
+        """Time when a silent peer counts as connected."""
+        self._pings_unanswered_max = pings_unanswered_max
+        self._ping_at = inf
+        self._pings: deque[tuple[int, float]] = deque()
+        self._sure_until = -inf
+        """Time until which the last answered ping proves that the server has not given this client up."""
+        self._control: list[bytes] = []
+        self._topics = ClientTopics(self._send_attach, self._send_detach)
+        self._readers = ClientReaders(self._send_of_reader, self._send_detach)
+        self._window = Window(window_max, window_bytes_max, resend_s)
+        self._names_checked: set[str] = set()
+        self._heard = False
+        """True if the server has sent anything on this connection."""
+        self._was_hung_up = False
+        self._suspect = -1
+        self._refusals = 0
+        """Number of connections in a row that ended because of the publish with the number `_suspect`."""
 
     @property
     def tick_at(self) -> float:
-        """Time when `tick` is due. Everything that is sent may make it earlier."""
-
-    def connecting(self) -> None:
-        """Note that an attempt to connect begins."""
-
-    def opened(self, now: float) -> None:
-        """Note a new open connection: everything that the server must be told again becomes data to send.
-
-        `state` stays CONNECTING until the server has proved that it speaks the protocol.
-        """
-
-    def hung_up(self, reason: str, now: float) -> list[E]:
-        """Note that the server itself has ended the connection; `disconnected` follows."""
-
-    def disconnected(self) -> None:
-        """Note that the attempt failed or the connection ended."""
-
-    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[E]:
-        """Handle the data of one read, and return the resulting events.
-
-        Chunks are pieces of the stream, or whole messages if the transport has messages. No event
-        follows a `Broken` or `Finished`.
-        """
-
-    def tick(self, now: float, reading: bool = True) -> list[E]:
-        """Send a ping or repeat a publish if it is due, or give up on a peer that does not answer.
-
-        While the client does not read (`reading` is False), a missing answer proves nothing.
-        """
-
-    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
-        """Return the next frames for the connection, about `bytes_max` at most; empty if there are none.
-
-        Control messages come first and are never held back because of their size. Returned frames count
-        as sent: they are returned again only if they must be sent again.
-        """
-
-
-class ClientSession(LinkedSession[Event], Protocol):
-    """Session that publishes to topics and subscribes to topics."""
-
-    latency_s: float | None
-    """Round trip of the last answered ping, None before the first."""
+        return min(
+            self._ping_at, self._window.overdue_at, self._connected_at, self._readers.tick_at
+        )
 
     @property
     def unacknowledged(self) -> int:
         """Number of publishes that wait for their acknowledgement."""
+        return len(self._window)
 
     @property
     def has_room(self) -> bool:
         """True if `publish` would accept a message now."""
+        return self._window.has_room
 
-    def close(self) -> None:
-        """Close the session for good."""
+    def opened(self, now: float) -> None:
+        assert self.state is ConnectionState.CONNECTING and not self._open, self.state
+        self._open = True
+        self._reset_decoder()
+        if self._ping_interval_s < inf:
+            self._ping(now)
+            self._connected_at = now + self._silent_s
+        else:
+            self.state = ConnectionState.CONNECTED
+        self._topics.connected()
+        self._readers.connected(now)
+
+    def hung_up(self, reason: str, now: float) -> list[Event]:
+        window = self._window
+        if not self._heard or not window.sent or now - window.oldest_sent_at > REFUSAL_S:
+            return []
+        self._was_hung_up = True
+        if self._suspect != window.oldest:
+            self._suspect, self._refusals = window.oldest, 0
+        self._refusals += 1
+        if self._refusals < REFUSALS_MAX:
+            window.alone = self._refusals == REFUSALS_MAX - 1
+            return []
+        window.acknowledge(1)
+        self._suspect_nothing()
+        return [PublishRefused(reason, REFUSALS_MAX)]
+
+    def disconnected(self) -> None:
+        if not self._was_hung_up:
+            self._suspect_nothing()
+        self._heard = self._was_hung_up = False
+        super().disconnected()
 
     def publish(self, topic: str, payload: bytes) -> int:
         """Queue a publish, also without a connection. Returns its number, counted from 0.
 
         Raises BadTopicNameError, PayloadTooLargeError or WindowFullError; in that case nothing is sent.
         """
+        window = self._window
+        if not window.has_room:
+            raise window.full()
+        if topic not in self._names_checked:
+            self._check_name(topic)
+        if len(payload) > PAYLOAD_BYTES_MAX:
+            check_payload(payload)
+        number = window.next_number
+        window.add(self._encode_publish(topic, number, payload))
+        return number
 
     def attach(self, topic: str, place: Place | None) -> Place | None:
         """Ask for a topic, beginning at an offset or a serial, or at its end.
@@ -198,12 +170,21 @@ class ClientSession(LinkedSession[Event], Protocol):
         Returns the place as the protocol names it. Raises LocalProtocolError for a place that the
         protocol does not have.
         """
+        check_topic_type(topic)
+        check_topic_name(topic)
+        asked = None if place is None else self._check_place(place)
+        self._topics.attach(topic, asked)
+        return asked
 
     def detach(self, topic: str) -> bool:
         """Stop asking for a topic. None of its messages is delivered after this call.
 
         Returns True if a `TopicDetached` will come, unless the connection is lost before.
         """
+        if topic in self._readers:
+            self._readers.stop(topic)
+            return self._topics.leave(topic)
+        return self._topics.detach(topic)
 
     def read(self, topic: str, reader: str, *, newest: bool, window: int, instance: int) -> None:
         """Ask for a topic under a reader's name; `detach` ends this too.
@@ -211,68 +192,182 @@ class ClientSession(LinkedSession[Event], Protocol):
         `window`: limit in bytes of records delivered and not `handled`; `instance`: a random number of this
         client. Raises BadReaderNameError, and LocalProtocolError if pings are turned off.
         """
+        check_topic_type(topic)
+        check_topic_name(topic)
+        if not isinstance(reader, str):
+            raise TypeError(f"a reader's name is str, not {type(reader).__name__}")
+        check_reader_name(reader)
+        if self._ping_interval_s == inf:
+            raise LocalProtocolError(
+                "a reader needs pings, by which the server knows that it lives: set ping_interval_s"
+            )
+        self._readers.read(topic, reader, newest=newest, window=window, instance=instance)
+        self._readers.claim(topic, held=self._topics.is_leaving(topic))
 
     def handled(self, topic: str, offset: int) -> bool:
         """Note that the application has handled the message of a reader that ends at `offset`.
 
         Returns False if the message is not, or no longer, this client's to handle.
         """
+        return self._readers.handled(topic, offset)
 
     def handled_up_to(self, topic: str) -> int:
         """Return the offset up to which every message of a reader was handled; 0 if the topic is not read."""
+        return self._readers.prefix(topic)
 
     def is_sure(self, topic: str, now: float) -> bool:
         """True while no other client can have received this reader's messages.
 
         This holds while the reader is active and the server has answered a ping recently.
         """
+        return now < self._sure_until and self._readers.is_active(topic)
 
     def make_sure(self, topic: str, now: float) -> None:
         """Ask the server, unless a ping is pending; `ReaderSure` or another event of the reader answers."""
+        self._readers.wait_for_answer(topic)
+        # The answer to a pending ping is enough. Another ping would only delay the end of a dead connection.
+        if self._open and not self._pings:
+            self._ping(now)
 
     def pause(self, topic: str) -> None:
         """Detach a topic for now, and remember the place where it stopped."""
+        self._topics.pause(topic)
 
     def resume(self, topic: str) -> None:
         """Attach a paused topic at the place where it stopped."""
+        self._topics.resume(topic)
 
+    def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
+        events: list[Event] = []
+        for message in self._decode(chunks):
+            self._take(message, now, events)
+            if events and type(events[-1]) is Broken:
+                break
+            self._heard = True
+            self._connected()
+        return events
 
-def offset_of(place: Place) -> int | None:
-    """Return the offset in a place; None for a serial that is not in Headrace's form."""
-    if isinstance(place, int):
-        return place
-    # The regular expression of `wire/wombat/messages.py` is too slow here: this runs for every message.
-    epoch, at, offset = place.partition("@")
-    is_ours = at and offset.isdecimal() and len(offset) <= 20 and (not epoch or epoch.isdecimal())
-    return int(offset) if is_ours else None
+    def tick(self, now: float, reading: bool = True) -> list[Event]:
+        if not self._open:
+            return []
+        if now >= self._connected_at:
+            self._connected()
+        events = self._readers.tick(now, reading)
+        if not reading:
+            self._window.wait_longer(now)
+            if now >= self._ping_at:
+                self._ping_unheard(now)
+            return events
+        if now >= self._ping_at:
+            if len(self._pings) >= self._pings_unanswered_max:
+                return [*events, Broken(unanswered(len(self._pings)))]
+            self._ping(now)
+        self._window.resend(now)
+        return events
 
+    def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        if not self._open:
+            return []
+        self._readers.flush(now)
+        frames = self._control
+        self._control = []
+        frames += self._window.take(bytes_max, now)
+        return frames
 
-def epoch_of(place: Place) -> int | None:
-    """Return the epoch in a Headrace serial; None for an offset, and for a serial without an epoch."""
-    if isinstance(place, int) or offset_of(place) is None:
-        return None
-    epoch = place.partition("@")[0]
-    return int(epoch) if 0 < len(epoch) <= 20 else None
+    # Hooks for the protocol.
 
+    @abstractmethod
+    def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes: ...
 
-def serial_of(place: Place) -> str | None:
-    """Return the place if it is a serial; None for an offset."""
-    return place if isinstance(place, str) else None
+    @abstractmethod
+    def _encode_attach(self, topic: str, place: Place | None) -> bytes: ...
 
+    @abstractmethod
+    def _check_place(self, place: object) -> Place:
+        """Return a place of this protocol, or raise LocalProtocolError."""
 
-def missed(topic: str, asked: Place, got: Place) -> Missed:
-    return Missed(topic, offset_of(asked), offset_of(got), serial_of(asked), serial_of(got))
+    @abstractmethod
+    def _encode_detach(self, topic: str) -> bytes: ...
 
+    @abstractmethod
+    def _encode_of_reader(self, message: readers.ToServer) -> bytes: ...
 
-def check_topic_type(topic: object) -> None:
-    """Raise TypeError unless `topic` is a `str`. The error uses the words of the API, not of internals."""
-    if not isinstance(topic, str):
-        raise TypeError(f"a topic is str, not {type(topic).__name__}")
+    @abstractmethod
+    def _encode_ping(self, timestamp: int) -> bytes: ...
 
+    @abstractmethod
+    def _reset_decoder(self) -> None:
+        """Prepare to decode the beginning of a connection."""
 
-def check_payload(payload: bytes) -> None:
-    """Raise PayloadTooLargeError if every server would refuse the payload: it would be resent forever."""
-    if len(payload) > PAYLOAD_BYTES_MAX:
-        raise PayloadTooLargeError(
-            f"a payload may have {PAYLOAD_BYTES_MAX} bytes, this one has {len(payload)}"
-        )
+    @abstractmethod
+    def _decode(self, chunks: Sequence[bytes]) -> Sequence[Any]: ...
+
+    @abstractmethod
+    def _take(self, message: Any, now: float, events: list[Event]) -> None:
+        """Handle a message. A `Broken` among the events ends the connection."""
+
+    # Messages of any protocol.
+
+    def _connected(self) -> None:
+        self.state = ConnectionState.CONNECTED
+        self._connected_at = inf
+
+    def _acknowledge(self, count: int, events: list[Event]) -> None:
+        self._window.acknowledge(count)
+        if self._refusals:
+            self._suspect_nothing()
+        events.append(PublishesAcknowledged(count))
+
+    def _suspect_nothing(self) -> None:
+        self._suspect, self._refusals = -1, 0
+        self._window.alone = False
+
+    def _pong(self, timestamp: int, now: float, events: list[Event]) -> None:
+        if any(timestamp == sent for sent, _ in self._pings):
+            while True:
+                sent, at = self._pings.popleft()
+                if sent == timestamp:
+                    self.latency_s = now - at
+                    self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
+                    self._readers.answered(events)
+                    return
+
+    def _ping_unheard(self, now: float) -> None:
+        """Handle a due ping whose answer would not be read."""
+        self._ping_at = now + self._ping_interval_s
+
+    def _send_attach(self, name: str, place: Place | None) -> None:
+        self._control.append(self._encode_attach(name, place))
+
+    def _send_detach(self, name: str) -> None:
+        self._control.append(self._encode_detach(name))
+
+    def _send_of_reader(self, message: readers.ToServer) -> None:
+        self._control.append(self._encode_of_reader(message))
+
+    def _detached(self, topic: str, events: list[Event]) -> None:
+        self._topics.detached(topic, events)
+        self._readers.detached(topic)
+
+    def _ping(self, now: float) -> None:
+        timestamp = int(now * 1e6)
+        self._pings.append((timestamp, now))
+        self._ping_at = now + self._ping_interval_s
+        self._control.append(self._encode_ping(timestamp))
+
+    def _forget_connection(self) -> None:
+        self._open = False
+        self._ping_at = self._connected_at = inf
+        self._sure_until = -inf
+        self._pings.clear()
+        self._control.clear()
+        self._window.start_over()
+        self._topics.disconnected()
+        self._readers.disconnected()
+
+    def _check_name(self, topic: str) -> None:
+        check_topic_type(topic)
+        check_publish_topic(topic)
+        if len(self._names_checked) >= _NAMES_CHECKED_MAX:
+            self._names_checked.clear()
+        self._names_checked.add(topic)

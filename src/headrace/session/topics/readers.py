@@ -22,8 +22,10 @@ from enum import Enum, auto
 from math import inf
 
 from headrace.model import RECORD_HEADER_BYTES, Position
-from headrace.session.topics.client import Broken, Event, Missed
-from headrace.session.topics.reader_events import (
+from headrace.session.client import Broken
+from headrace.session.topics.events import (
+    Event,
+    Missed,
     ReaderActive,
     ReaderFailed,
     ReaderLost,
@@ -287,8 +289,8 @@ class ClientReaders:
         one.start(Position(0, 0, 0))
 
     def _reading(self, one: ReadTopic, message: readers.Reading, events: list[Event]) -> None:
-        topic, grant, asked, exact, *rest = message
-        at = Position(*rest)
+        topic = message.topic
+        at = Position(message.epoch, message.offset, message.ordinal)
         is_ours = (
             one.was_active
             and one.stored <= at.offset <= one.handled.offset
@@ -300,17 +302,17 @@ class ClientReaders:
             one.start(at)
         one.state = ReaderState.ACTIVE
         one.was_active = True
-        one.grant = grant
+        one.grant = message.grant
         one.seen = at
         one.stored = one.sent = at.offset
         events.append(ReaderActive(topic, at))
-        if not exact:
-            events.append(Missed(topic, asked, at.offset))
+        if not message.exact:
+            events.append(Missed(topic, message.asked, at.offset))
         if is_ours:
             events.append(ReaderStored(topic, at.offset))
 
     def _records(self, one: ReadTopic, message: readers.Records, events: list[Event]) -> None:
-        topic, epoch, offset, ordinal, ms, data = message
+        topic, offset, ordinal, data = message.topic, message.offset, message.ordinal, message.data
         if offset < one.seen.offset:
             events.append(Broken(f"the server sent records of {topic!r} twice"))
             return
@@ -329,13 +331,13 @@ class ClientReaders:
             ordinal += 1
             if offset + place > received:
                 messages.append((offset + place, data[begin:place]))
-        one.seen = Position(epoch, offset + end, ordinal)
+        one.seen = Position(message.epoch, offset + end, ordinal)
         if messages:
             first = ordinal - len(messages)
             ends = [at for at, _ in messages]
             one.order.extend(zip(ends, range(first + 1, ordinal + 1), strict=True))
             one.outstanding.update(ends)
             one.received = one.seen
-            events.append(ReadMessages(topic, epoch, first, ms, messages))
+            events.append(ReadMessages(topic, message.epoch, first, message.ms, messages))
         if one.sent < one.tellable.offset:
             self._dirty.add(topic)  # records were handled on an earlier connection

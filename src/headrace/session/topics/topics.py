@@ -26,15 +26,15 @@ that begins past the last offset follows a gap, and a message that ends at or be
 duplicate and dropped. Serials are opaque and show no gaps: a server with serials must report gaps with
 ATTACHED.
 
-The protocol defines the bytes of ATTACH and DETACH: see `resuming.py`.
+The protocol defines the bytes of ATTACH and DETACH: see `client.py`.
 """
 
 from collections.abc import Callable
 from enum import Enum, auto
 
 from headrace.model import RECORD_HEADER_BYTES
-from headrace.session.topics.client import (
-    Broken,
+from headrace.session.client import Broken
+from headrace.session.topics.events import (
     Event,
     Missed,
     Place,

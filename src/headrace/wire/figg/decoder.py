@@ -88,34 +88,27 @@ _TO_CLIENT_BYTES_MAX = {
     readers.STORED: _TOPIC_FIELD_MAX + STORED_TAIL.size,
     readers.LOST: _TOPIC_FIELD_MAX + U16.size + readers.REASON_BYTES_MAX,
 }
-_NAMES = {
-    ATTACH: "ATTACH",
-    ATTACHED: "ATTACHED",
-    DETACH: "DETACH",
-    DETACHED: "DETACHED",
-    PUBLISH: "PUBLISH",
-    ACK: "ACK",
-    DATA: "DATA",
-    PING: "PING",
-    PONG: "PONG",
-    **{kind: name.upper() for kind, name in readers.NAMES.items()},
+_OWN = ("ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
+_NAMES = dict(enumerate(_OWN, ATTACH)) | {
+    kind: name.upper() for kind, name in readers.NAMES.items()
 }
 
 _NOTHING_KNOWN = struct.Struct(">QI")
 """Placeholder for the struct of a frame until the first topic is known."""
 
 
-class _Buffer:
+class _Decoder:
     """Buffer of unfinished bytes. It joins them only when the frame that they begin may be complete."""
 
-    __slots__ = ("_chunks", "_have", "_need")
+    __slots__ = ("_chunks", "_have", "_need", "closed")
 
     def __init__(self) -> None:
+        self.closed = False
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = _HEADER_BYTES
 
-    def take(self, data: bytes) -> bytes:
+    def _take(self, data: bytes) -> bytes:
         """Return all unread bytes, or nothing while the first frame cannot be complete."""
         if not self._chunks:
             return data
@@ -127,19 +120,11 @@ class _Buffer:
         self._chunks = []
         return whole
 
-    def keep(self, rest: bytes, need: int) -> None:
+    def _keep(self, rest: bytes, need: int) -> None:
         """Put back the bytes that were not decoded; `need` is the size of their frame, or of a header."""
         self._chunks.append(rest)
         self._have = len(rest)
         self._need = need
-
-
-class _Decoder:
-    __slots__ = ("_buffer", "closed")
-
-    def __init__(self) -> None:
-        self._buffer = _Buffer()
-        self.closed = False
 
 
 def _topic(field: bytes) -> str:
@@ -188,7 +173,7 @@ class ServerDecoder(_Decoder):
         """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""
         if self.unread:
             data, self.unread = self.unread + data, b""
-        data = b"" if self.closed else self._buffer.take(data)
+        data = b"" if self.closed else self._take(data)
         if not data:
             return []
         out: list[ToServer] = []
@@ -286,7 +271,7 @@ class ServerDecoder(_Decoder):
         else:
             bad = None
             if position < end:
-                self._buffer.keep(data[position:], need)
+                self._keep(data[position:], need)
         if highest >= 0:
             out.append(Publishes(records, lowest, highest))
         if bad is not None:
@@ -328,7 +313,7 @@ class ClientDecoder(_Decoder):
 
     def receive(self, data: bytes) -> list[ToClient]:
         """Return every message that `data` completes. After a `Bad`, all input is ignored."""
-        data = b"" if self.closed else self._buffer.take(data)
+        data = b"" if self.closed else self._take(data)
         if not data:
             return []
         out: list[ToClient] = []
@@ -382,7 +367,7 @@ class ClientDecoder(_Decoder):
             out.append(Bad(str(error)))
         else:
             if position < end:
-                self._buffer.keep(data[position:], need)
+                self._keep(data[position:], need)
         return out
 
     def _control(self, kind: int, data: bytes, body: int, stop: int) -> ToClient:

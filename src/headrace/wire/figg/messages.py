@@ -10,6 +10,8 @@ from functools import lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
+from msgspec.structs import astuple
+
 from headrace.model import RefusedPublish
 from headrace.wire import readers
 
@@ -152,44 +154,31 @@ def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
     return b"".join(chain.from_iterable(zip(head, map(U64.pack, ends), records, strict=False)))
 
 
-# Named readers.
-
-
-def encode_read(message: readers.Read) -> bytes:
-    flags = U16.pack(FLAG_NEWEST if message.newest else 0)
-    names = _topic_field(message.topic) + _topic_field(message.reader)
-    tail = READ_TAIL.pack(message.instance, message.window)
-    return _frame(readers.READ, flags + names + tail)
-
-
-def encode_waiting(message: readers.Waiting) -> bytes:
-    return _frame(readers.WAITING, _topic_field(message.topic) + U32.pack(message.ahead))
-
-
-def encode_reading(message: readers.Reading) -> bytes:
-    topic, grant, asked, exact, *position = message
-    tail = READING_TAIL.pack(grant, FLAG_EXACT if exact else 0, asked, *position)
-    return _frame(readers.READING, _topic_field(topic) + tail)
-
-
 def encode_records(message: readers.Records) -> bytes:
-    topic, *position, data = message
-    return _frame(readers.RECORDS, _topic_field(topic) + RECORDS_TAIL.pack(*position) + data)
+    tail = RECORDS_TAIL.pack(message.epoch, message.offset, message.ordinal, message.ms)
+    return _frame(readers.RECORDS, _topic_field(message.topic) + tail + message.data)
 
 
-def encode_handled(message: readers.Handled) -> bytes:
-    topic, *numbers = message
-    return _frame(readers.HANDLED, _topic_field(topic) + HANDLED_TAIL.pack(*numbers))
-
-
-def encode_stored(message: readers.Stored) -> bytes:
-    topic, *numbers = message
-    return _frame(readers.STORED, _topic_field(topic) + STORED_TAIL.pack(*numbers))
-
-
-def encode_lost(message: readers.Lost) -> bytes:
-    tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]
-    return _frame(readers.LOST, _topic_field(message.topic) + tail)
+def encode_of_reader(message: readers.ToServer | readers.ToClient) -> bytes:
+    """Encode any message of a named reader."""
+    before = b""
+    if isinstance(message, readers.Handled):
+        tail = HANDLED_TAIL.pack(message.grant, message.offset, message.ordinal)
+    elif isinstance(message, readers.Stored):
+        tail = STORED_TAIL.pack(message.grant, message.offset)
+    elif isinstance(message, readers.Records):
+        return encode_records(message)
+    elif isinstance(message, readers.Waiting):
+        tail = U32.pack(message.ahead)
+    elif isinstance(message, readers.Reading):
+        _, grant, asked, exact, *position = astuple(message)
+        tail = READING_TAIL.pack(grant, FLAG_EXACT if exact else 0, asked, *position)
+    elif isinstance(message, readers.Lost):
+        tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]
+    else:
+        before = U16.pack(FLAG_NEWEST if message.newest else 0)
+        tail = _topic_field(message.reader) + READ_TAIL.pack(message.instance, message.window)
+    return _frame(readers.TYPES[type(message)], before + _topic_field(message.topic) + tail)
 
 
 class _DataHeads(dict[int, bytes]):

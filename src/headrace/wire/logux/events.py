@@ -14,30 +14,35 @@ from headrace.payload.logux import (
     Number,
     created_of,
     decode_envelope,
+    id_of,
+    stamp_of,
 )
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
-from headrace.wire.logux.protocol5 import RESERVED, Shown, blank_length
 
 _json = msgspec.json.Encoder().encode
 
 
-class _Addressed(msgspec.Struct):
-    type: Any = None
-    channel: Any = None
+def outgoing(at: Position, records: Sequence[bytes]) -> Iterator["OutgoingEvent"]:
+    """Yield the events of consecutive records. Records that are not events are skipped."""
+    for number, record in enumerate(records):
+        try:
+            envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
+            created_of(envelope)
+        except BadEnvelopeError:
+            continue
+        yield OutgoingEvent(at.ordinal + number, envelope)
 
 
-_addressed = msgspec.json.Decoder(_Addressed).decode
-
-
-def _channel_of(envelope: Envelope) -> str | None:
-    try:
-        event = _addressed(envelope.event)
-    except msgspec.DecodeError:
-        return None  # the event is not an object
-    if not isinstance(event.channel, str) or str(event.type).startswith(RESERVED):
-        return None
-    return event.channel
+def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator["OutgoingEvent"]:
+    """Yield the events for one channel, from records that mostly belong to others."""
+    name = _json(channel)[1:-1]
+    for number, record in enumerate(records):
+        # Without escapes, a string has one form in JSON: a record without it need not be decoded.
+        if name in record or b"\\" in record:
+            for one in outgoing(Position(at.epoch, at.offset, at.ordinal + number), [record]):
+                if one.channel == channel:
+                    yield one
 
 
 class OutgoingEvent:
@@ -73,7 +78,7 @@ class OutgoingEvent:
         return created_of(self.envelope)
 
     @property
-    def shown(self) -> Shown:
+    def shown(self) -> "Shown":
         """The event as protocol 5 sends it."""
         if self._shown is None:
             self._shown = Shown(self.added, self.envelope, self.channel or "")
@@ -134,29 +139,85 @@ class ChannelEvents:
             template = one.shown.template
             if template is None:
                 return
-            head = websocket.head(blank_length(template), websocket.TEXT)
+            head = websocket.head(_blank_length(template), websocket.TEXT)
             frames += (head.replace(b"%", b"%%"), template)
             self._filled += (int(one.shown.ms), int(one.shown.time))
         self._frames = b"".join(frames)
 
 
-def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterator[OutgoingEvent]:
-    """Yield the events for one channel, from records that mostly belong to others."""
-    name = _json(channel)[1:-1]
-    for number, record in enumerate(records):
-        # Without escapes, a string has one form in JSON: a record without it need not be decoded.
-        if name in record or b"\\" in record:
-            for one in outgoing(Position(at.epoch, at.offset, at.ordinal + number), [record]):
-                if one.channel == channel:
-                    yield one
+class _Addressed(msgspec.Struct):
+    type: Any = None
+    channel: Any = None
 
 
-def outgoing(at: Position, records: Sequence[bytes]) -> Iterator[OutgoingEvent]:
-    """Yield the events of consecutive records. Records that are not events are skipped."""
-    for number, record in enumerate(records):
-        try:
-            envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
-            created_of(envelope)
-        except BadEnvelopeError:
-            continue
-        yield OutgoingEvent(at.ordinal + number, envelope)
+_addressed = msgspec.json.Decoder(_Addressed).decode
+
+
+def _channel_of(envelope: Envelope) -> str | None:
+    try:
+        event = _addressed(envelope.event)
+    except msgspec.DecodeError:
+        return None  # the event is not an object
+    if not isinstance(event.channel, str) or str(event.type).startswith(logux.RESERVED):
+        return None
+    return event.channel
+
+
+_BLANK_WIDTH = 15
+_BLANK = b"%15d"
+"""Blank for a number. Spaces pad the number on the left, which JSON allows."""
+_BLANK_MAX = 10**13
+"""Limit of times in a template: minus a base below the same limit, a time fits into a blank with its sign."""
+
+
+class Shown:
+    """An event as protocol 5 sends it, without its times, which are different for each peer."""
+
+    __slots__ = ("_parts", "client", "ms", "node", "time")
+
+    def __init__(self, added: int, envelope: Envelope, channel: str) -> None:
+        ms, self.node, counter = id_of(envelope).split(" ")
+        self.client = logux.client_of(self.node)
+        self.ms = _number(ms)
+        self.time = envelope.time if envelope.time is not None else self._first(envelope)
+        tail = b',"channels":%b' % _json([channel])
+        subprotocol = (envelope.meta or {}).get("subprotocol")
+        if subprotocol is not None:
+            tail += b',"subprotocol":%b' % _json(subprotocol)
+        self._parts = (
+            b'["sync",%d,%b,{"id":[' % (added, bytes(envelope.event)),
+            b',%b,%b],"time":' % (_json(self.node), counter.encode()),
+            tail + b"}]",
+        )
+
+    def _first(self, envelope: Envelope) -> Number:
+        stamp = stamp_of(created_of(envelope))
+        return stamp.ms if stamp is not None else self.ms
+
+    def sync(self, base: int) -> bytes:
+        """Return the `sync` with this event for a peer with this base, in JSON."""
+        head, middle, tail = self._parts
+        ms, time = self.ms - base, self.time - base
+        if type(ms) is int and type(time) is int:
+            return b"%b%d%b%d%b" % (head, ms, middle, time, tail)
+        return b"".join((head, _json(ms), middle, _json(time), tail))
+
+    @property
+    def template(self) -> bytes | None:
+        """The `sync` for any peer, with blanks for both times: its length is the same for all peers.
+
+        None if a time is not an integer, or does not fit into a blank.
+        """
+        if not all(type(one) is int and abs(one) < _BLANK_MAX for one in (self.ms, self.time)):
+            return None
+        head, middle, tail = (part.replace(b"%", b"%%") for part in self._parts)
+        return b"".join((head, _BLANK, middle, _BLANK, tail))
+
+
+def _blank_length(template: bytes) -> int:
+    """Return the length of a template when its blanks are filled."""
+    return len(template) - template.count(b"%%") + 2 * (_BLANK_WIDTH - len(_BLANK))
+
+
+def _number(text: str) -> Number:
+    return float(text) if "." in text else int(text)

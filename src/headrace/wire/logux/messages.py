@@ -1,20 +1,21 @@
 """Logux messages in both directions: JSON in text frames, MessagePack in binary frames. Elsewhere: dialects.
 
 A message is an array that begins with its type. A decoded message has the right type in every position; the
-session decides what the message means and how to refuse it.
+session decides what the message means and how to refuse it. Events that go to peers are in `events.py`.
 """
 
 import math
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.errors import HeadraceError
 from headrace.payload.json_limits import has_huge_integers
-from headrace.payload.logux import NUMBER_MAX, Created, Event, Number
+from headrace.payload.logux import NUMBER_MAX, Created, Event, Number, is_of_id, plain
 from headrace.wire import websocket
 
 PATH = "/v1/logux"
@@ -27,6 +28,14 @@ HOST_BYTES_MAX = 255
 
 DEPTH_MAX = 100
 """Limit of nested arrays and objects in a message, including the array that is the message."""
+
+RESERVED = "logux/"
+"""Prefix of types that have a meaning to clients. Apart from subscriptions, only the server sends them."""
+
+OWN_META = frozenset({"id", "time", "subprotocol"})
+"""Keys that a client may set in the meta of its actions."""
+
+_SHORT_MAX = 1 << 52
 
 
 class BadLoguxMessageError(HeadraceError):
@@ -93,12 +102,11 @@ _pack_msgpack = msgspec.msgpack.Encoder().encode
 
 def encode(message: Sequence[Any], *, binary: bool) -> bytes:
     """Encode a message in a server's WebSocket frame."""
-    if binary:
-        return websocket.frame(pack(message, binary=True))
-    return websocket.frame(pack(message, binary=False), websocket.TEXT)
+    opcode = websocket.BINARY if binary else websocket.TEXT
+    return websocket.frame(pack(message, binary=binary), opcode)
 
 
-def pack(message: Sequence[Any], *, binary: bool) -> bytes:
+def pack(message: Sequence[Any] | Mapping[str, Any], *, binary: bool) -> bytes:
     """Encode a message without a frame."""
     if not binary:
         return _pack_json(message)
@@ -109,7 +117,6 @@ def pack(message: Sequence[Any], *, binary: bool) -> bytes:
 
 
 plain_synced = re.compile(r'\["synced",(?:0|[1-9][0-9]{0,15})\]').fullmatch
-
 """Match text that is certainly a `synced`, the most frequent message to a server, without decoding it."""
 
 
@@ -195,6 +202,11 @@ def parse(value: Any) -> Message:
     return parser(value) if parser is not None else Unknown(value[0])
 
 
+def type_of(message: Message) -> str:
+    """Return the type with which a message begins."""
+    return message.type if isinstance(message, Unknown) else type(message).__name__.lower()
+
+
 def _connect(value: list[Any]) -> Connect:
     _check_length(value, 3, 5)
     version, host = _version(value), _host(value)
@@ -214,14 +226,10 @@ def _connected(value: list[Any]) -> Connected:
     return Connected(_version(value), _host(value), (times[0], times[1]), *value[4:])
 
 
-def _ping(value: list[Any]) -> Ping:
+def _numbered(make: Callable[[Number], Message], value: list[Any]) -> Message:
+    """Parse a `ping`, `pong` or `synced`: a number follows the type."""
     _check_length(value, 2, 2)
-    return Ping(_position(value, 1))
-
-
-def _pong(value: list[Any]) -> Pong:
-    _check_length(value, 2, 2)
-    return Pong(_position(value, 1))
+    return make(_position(value, 1))
 
 
 def _sync(value: list[Any]) -> Sync:
@@ -235,11 +243,6 @@ def _sync(value: list[Any]) -> Sync:
         if not isinstance(event, dict) or not isinstance(event.get("type"), str):
             raise BadLoguxMessageError("sync: an event is an object with a string `type`")
     return Sync(added, events)
-
-
-def _synced(value: list[Any]) -> Synced:
-    _check_length(value, 2, 2)
-    return Synced(_position(value, 1))
 
 
 def _error(value: list[Any]) -> Error:
@@ -259,10 +262,10 @@ def _headers(value: list[Any]) -> Headers:
 _PARSERS: dict[str, Callable[[list[Any]], Message]] = {
     "connect": _connect,
     "connected": _connected,
-    "ping": _ping,
-    "pong": _pong,
+    "ping": partial(_numbered, Ping),
+    "pong": partial(_numbered, Pong),
     "sync": _sync,
-    "synced": _synced,
+    "synced": partial(_numbered, Synced),
     "error": _error,
     "headers": _headers,
 }
@@ -317,3 +320,68 @@ def _position(value: list[Any], index: int) -> Number:
 def _is_number(value: Any) -> bool:
     # `isinstance` would accept true and false, which are integers in Python.
     return type(value) is int or type(value) is float
+
+
+# Metas of protocol 5
+#
+# Times on the wire are relative to `base`, the time when the server sent `connected`, in milliseconds. An id
+# is `"ms node counter"`. On the wire it is `[shift, node, counter]`. The sender may leave out its own node
+# (`[shift, counter]`), and then also a counter of 0 (`shift`).
+
+
+class Meta(NamedTuple):
+    """The meta that a client sends with an action."""
+
+    created: Created
+    """The action's id as the other protocols write it: milliseconds, node, counter."""
+    time: Number
+    others: dict[str, Any]
+
+    @property
+    def id(self) -> str:
+        return " ".join(map(str, self.created))
+
+    @property
+    def node(self) -> str:
+        node: str = self.created[1]
+        return node
+
+
+def parse_meta(meta: Any, base: int, peer: str) -> Meta:
+    """Parse the meta of an action. Raises `BadLoguxMessageError`."""
+    if not isinstance(meta, dict):
+        raise BadLoguxMessageError("sync: the meta of an action is an object")
+    time: Any = meta.get("time")
+    if not _is_short(time):
+        raise BadLoguxMessageError("sync: the `time` of a meta is a number")
+    others = {key: value for key, value in meta.items() if key not in ("id", "time")}
+    return Meta(_parse_id(meta.get("id"), base, peer), base + time, others)
+
+
+def _parse_id(value: Any, base: int, peer: str) -> Created:
+    parts = value if isinstance(value, list) else [value, 0]
+    if len(parts) in (2, 3):
+        shift, *node, counter = parts
+        if _is_short(shift) and _is_short(counter) and all(map(_is_node, node)):
+            ms = plain(base + shift)
+            if is_of_id(ms) and is_of_id(counter):
+                return [ms, *(node or [peer]), plain(counter)]
+    raise BadLoguxMessageError(
+        "sync: the `id` of a meta is SHIFT, [SHIFT, COUNTER] or [SHIFT, NODE, COUNTER]"
+    )
+
+
+def _is_node(value: Any) -> bool:
+    if not isinstance(value, str) or " " in value:
+        return False
+    return 0 < len(value.encode("utf-8", "surrogatepass")) <= HOST_BYTES_MAX
+
+
+def _is_short(value: Any) -> bool:
+    """True for a number that JavaScript writes without an exponent."""
+    return (type(value) is int or type(value) is float) and abs(value) < _SHORT_MAX
+
+
+def client_of(node: str) -> str:
+    """Return the `user:client` of a node id, which is `user:client:tab`."""
+    return ":".join(node.split(":")[:2])

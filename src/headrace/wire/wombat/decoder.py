@@ -9,7 +9,8 @@ messages before it still count.
 
 import struct
 from collections.abc import Sequence
-from typing import Annotated, Literal, TypeVar
+from functools import lru_cache
+from typing import Annotated, Literal, NamedTuple, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -23,7 +24,6 @@ from headrace.model import (
     refusal_of,
 )
 from headrace.wire import readers, websocket
-from headrace.wire.wombat.alike import cut
 from headrace.wire.wombat.messages import (
     ACK,
     ATTACH,
@@ -42,6 +42,7 @@ from headrace.wire.wombat.messages import (
     Bad,
     Detach,
     Detached,
+    Number,
     Payloads,
     Ping,
     Pong,
@@ -54,14 +55,11 @@ _U32 = struct.Struct(">I")
 
 T = TypeVar("T")
 
-_Number = Annotated[int, Meta(ge=0, lt=SEQUENCE_NUMBERS)]
-_Natural = Annotated[int, Meta(ge=0)]
-
 
 class _Publish(Struct, gc=False):
     topic: str
     message: bytes
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _PlainPublish(Struct, gc=False):
@@ -76,7 +74,7 @@ class _AnyPublish(Struct):
 
     topic: str
     message: Raw
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _RawPublish(Struct):
@@ -84,21 +82,12 @@ class _RawPublish(Struct):
 
     topic: Raw
     message: Raw
-    sequence_number: _Number
+    sequence_number: Number
 
 
 class _RefusedPublish(Struct):
     type: Literal[3]
     publish: _RawPublish
-
-
-class _Attach(Struct):
-    topic: str
-    serial: str | None = None
-
-
-class _Topic(Struct):
-    topic: str
 
 
 class _Timestamp(Struct):
@@ -108,26 +97,19 @@ class _Timestamp(Struct):
 class _Read(Struct):
     topic: str
     reader: str
-    instance: _Natural
-    window: _Natural
+    instance: readers.Natural
+    window: readers.Natural
     start: Literal["oldest", "newest"] = "oldest"
-
-
-class _Handled(Struct):
-    topic: str
-    grant: _Natural
-    offset: _Natural
-    ordinal: _Natural
 
 
 class _ToServer(Struct):
     type: int
-    attach: _Attach | UnsetType = UNSET
+    attach: Attach | UnsetType = UNSET
     publish: _AnyPublish | UnsetType = UNSET
     ping: _Timestamp | UnsetType = UNSET
-    detach: _Topic | UnsetType = UNSET
+    detach: Detach | UnsetType = UNSET
     read: _Read | UnsetType = UNSET
-    handled: _Handled | UnsetType = UNSET
+    handled: readers.Handled | UnsetType = UNSET
 
 
 class _BadMessageError(Exception):
@@ -203,9 +185,12 @@ class _Gathered:
                     continue
                 payload, number = found.message, found.sequence_number
                 if len(payload) > PAYLOAD_BYTES_MAX:
-                    raise _too_large(len(payload))
+                    raise _BadMessageError(
+                        f"a payload of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} are allowed",
+                        websocket.TOO_BIG,
+                    )
                 batch = self._batch(found.topic)
-                if not index and (alike := cut(messages, payload)) is not None:
+                if not index and (alike := _cut(messages, payload)) is not None:
                     self.first = number
                     batch.records += alike.records
                     batch.numbers += alike.numbers
@@ -253,31 +238,113 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _P
         publish = found.publish
         return _Publish(publish.topic, _payload(publish.message), publish.sequence_number)
     if found.type == PING and found.ping:
-        return Ping(_timestamp(found.ping.timestamp))
+        _decode(_number_decoder, found.ping.timestamp)
+        return Ping(bytes(found.ping.timestamp))
     if found.type == ATTACH and found.attach:
         check_topic_name(found.attach.topic)
-        return Attach(found.attach.topic, found.attach.serial or None)
+        return found.attach if found.attach.serial else Attach(found.attach.topic)
     if found.type == DETACH and found.detach:
         check_topic_name(found.detach.topic)
-        return Detach(found.detach.topic)
+        return found.detach
     if found.type == readers.READ and found.read:
         check_topic_name(found.read.topic)
-        topic, reader, instance, window, start = msgspec.structs.astuple(found.read)
-        return readers.Read(topic, reader, start == "newest", instance, window)
+        asked = found.read
+        newest = asked.start == "newest"
+        return readers.Read(asked.topic, asked.reader, newest, asked.instance, asked.window)
     if found.type == readers.HANDLED and found.handled:
-        return readers.Handled(*msgspec.structs.astuple(found.handled))
+        return found.handled
     known = (ATTACH, PUBLISH, PING, DETACH, readers.READ, readers.HANDLED)
     raise _wrong_type(found.type, known, "a client")
 
 
-class _Attached(Struct):
-    topic: str
-    serial: str
+class _Alike(NamedTuple):
+    """Publishes that differ only in payload and number: they are cut apart together.
+
+    Publishers often send many messages of one size, with the fields in the protocol's order and no other
+    fields.
+    """
+
+    records: list[bytes]
+    numbers: tuple[int, ...]
 
 
-class _Ack(Struct):
-    topic: str
-    sequence_number: _Number
+_ALIKE = 64
+"""Number of messages that one `unpack` cuts. Fewer messages are decoded one by one."""
+
+_BEGINNING = b"\x82\xa4type\x03\xa7publish\x83"
+"""`{type: 3, publish: {` with three fields. If the last two end the message, it has no other fields."""
+
+_NUMBER_KEYS = tuple(
+    (msgspec.msgpack.encode("sequence_number") + kind, code)
+    for kind, code in ((b"\xce", "I"), (b"\xcd", "H"))
+)
+"""The last field's name with the type byte of its number, and the struct code of the number.
+
+MessagePack writes the smallest numbers in other ways: those messages are decoded one by one.
+"""
+
+
+def _cut(messages: Sequence[bytes], payload: bytes) -> _Alike | None:
+    """Cut messages of the same form as the first, whose payload is known; None if another form is among them.
+
+    To check this, the messages are built again from the parts and compared.
+    """
+    if len(messages) < _ALIKE or len(set(map(len, messages))) > 1:
+        return None
+    first = messages[0]
+    layout = _layout(first, payload)
+    if layout is None:
+        return None
+    start, key, code = layout
+    number_bytes = struct.calcsize(code)
+    form = first[:start].replace(b"%", b"%%") + b"%b" + key + b"%b"
+    records: list[bytes] = []
+    numbers: list[bytes] = []
+    record_head = _U32.pack(len(payload))
+    for at in range(0, len(messages), _ALIKE):
+        some = messages[at : at + _ALIKE]
+        data = b"".join(some)
+        fields = _alike_struct(start, len(payload), len(key), number_bytes, len(some)).unpack(data)
+        if form * len(some) % fields != data:
+            return None
+        records += map(record_head.__add__, fields[::2])
+        numbers += fields[1::2]
+    return _Alike(records, struct.unpack(f">{len(numbers)}{code}", b"".join(numbers)))
+
+
+@lru_cache(maxsize=4 * _ALIKE)
+def _alike_struct(
+    head_bytes: int, payload_bytes: int, key_bytes: int, number_bytes: int, count: int
+) -> struct.Struct:
+    """Return the struct that reads payload and number of `count` messages and skips the rest."""
+    one = f"{head_bytes}x{payload_bytes}s{key_bytes}x{number_bytes}s"
+    return struct.Struct(one * count)
+
+
+def _layout(message: bytes, payload: bytes) -> tuple[int, bytes, str] | None:
+    """Return the start of the payload, the bytes behind it, and the struct code of the number at the end."""
+    if not message.startswith(_BEGINNING):
+        return None
+    for key, code in _NUMBER_KEYS:
+        stop = len(message) - struct.calcsize(code) - len(key)
+        start = stop - len(payload)
+        if message.startswith(key, stop) and message.endswith(_payload_heads(payload), 0, start):
+            return start, key, code
+    return None
+
+
+def _payload_heads(payload: bytes) -> tuple[bytes, ...]:
+    """Return the bytes that may precede a payload: its key with each MessagePack form of its size."""
+    size = _U32.pack(len(payload))
+    ways = [b"\xc6" + size]
+    if len(payload) < 1 << 16:
+        ways.append(b"\xc5" + size[2:])
+    if len(payload) < 1 << 8:
+        ways.append(b"\xc4" + size[3:])
+    return tuple(msgspec.msgpack.encode("message") + way for way in ways)
+
+
+# Messages of servers
 
 
 class _Payload(Struct, gc=False):
@@ -299,58 +366,18 @@ class _AnyPayload(Struct):
     message: Raw
 
 
-class _Pong(Struct):
-    timestamp: int
-
-
-class _Waiting(Struct):
-    topic: str
-    ahead: _Natural
-
-
-class _Reading(Struct):
-    topic: str
-    grant: _Natural
-    asked: _Natural
-    exact: bool
-    epoch: _Natural
-    offset: _Natural
-    ordinal: _Natural
-
-
-class _Records(Struct):
-    topic: str
-    epoch: _Natural
-    offset: _Natural
-    ordinal: _Natural
-    time: _Natural
-    records: bytes
-
-
-class _Stored(Struct):
-    topic: str
-    grant: _Natural
-    offset: _Natural
-
-
-class _Lost(Struct):
-    topic: str
-    code: int
-    reason: str
-
-
 class _ToClient(Struct):
     type: int
     payload: _AnyPayload | UnsetType = UNSET
-    ack: _Ack | UnsetType = UNSET
-    attached: _Attached | UnsetType = UNSET
-    pong: _Pong | UnsetType = UNSET
-    detached: _Topic | UnsetType = UNSET
-    waiting: _Waiting | UnsetType = UNSET
-    reading: _Reading | UnsetType = UNSET
-    records: _Records | UnsetType = UNSET
-    stored: _Stored | UnsetType = UNSET
-    lost: _Lost | UnsetType = UNSET
+    ack: Ack | UnsetType = UNSET
+    attached: Attached | UnsetType = UNSET
+    pong: Pong | UnsetType = UNSET
+    detached: Detached | UnsetType = UNSET
+    waiting: readers.Waiting | UnsetType = UNSET
+    reading: readers.Reading | UnsetType = UNSET
+    records: readers.Records | UnsetType = UNSET
+    stored: readers.Stored | UnsetType = UNSET
+    lost: readers.Lost | UnsetType = UNSET
 
 
 class ClientDecoder:
@@ -397,45 +424,17 @@ def _to_client(message: bytes) -> ToClient | _Payload | None:
     if found.type == PAYLOAD and found.payload:
         payload = found.payload
         return _Payload(payload.topic, payload.serial, _payload(payload.message))
-    if found.type == ACK and found.ack:
-        return Ack(found.ack.topic, found.ack.sequence_number)
-    if found.type == PONG and found.pong:
-        return Pong(found.pong.timestamp)
-    if found.type == ATTACHED and found.attached:
-        return Attached(found.attached.topic, found.attached.serial)
-    if found.type == DETACHED and found.detached:
-        return Detached(found.detached.topic)
-    if found.type in readers.NAMES and (of_reader := _of_reader(found)) is not None:
-        return of_reader
+    if found.type in _ANSWERS and (answer := getattr(found, NAMES[found.type])):
+        return answer  # type: ignore[no-any-return]
     if found.type not in NAMES:
         return None
-    known = (ATTACHED, ACK, PAYLOAD, PONG, DETACHED, *_READER_ANSWERS)
-    raise _wrong_type(found.type, known, "a server")
+    raise _wrong_type(found.type, (PAYLOAD, *_ANSWERS), "a server")
 
 
-_READER_ANSWERS = (
-    readers.WAITING,
-    readers.READING,
-    readers.RECORDS,
-    readers.STORED,
-    readers.LOST,
-)
+_ANSWERS = {ATTACHED, ACK, PONG, DETACHED, *readers.NAMES} - {readers.READ, readers.HANDLED}
 
 
-def _of_reader(found: _ToClient) -> readers.ToClient | None:
-    """Return a server's message about a named reader, None if the field of its type is missing."""
-    fields = msgspec.structs.astuple
-    if found.type == readers.RECORDS and found.records:
-        return readers.Records(*fields(found.records))
-    if found.type == readers.STORED and found.stored:
-        return readers.Stored(*fields(found.stored))
-    if found.type == readers.READING and found.reading:
-        return readers.Reading(*fields(found.reading))
-    if found.type == readers.WAITING and found.waiting:
-        return readers.Waiting(*fields(found.waiting))
-    if found.type == readers.LOST and found.lost:
-        return readers.Lost(*fields(found.lost))
-    return None
+# Both sides
 
 
 def _refused_publish(message: bytes) -> RefusedPublish | None:
@@ -491,17 +490,6 @@ def _payload(raw: Raw) -> bytes:
     if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB:
         return _decode(_text_decoder, raw).encode()
     return bytes(_decode(_numbers_decoder, raw))
-
-
-def _timestamp(raw: Raw) -> bytes:
-    _decode(_number_decoder, raw)
-    return bytes(raw)
-
-
-def _too_large(size: int) -> _BadMessageError:
-    return _BadMessageError(
-        f"a payload of {size} bytes, at most {PAYLOAD_BYTES_MAX} are allowed", websocket.TOO_BIG
-    )
 
 
 def _wrong_type(kind: int, allowed: tuple[int, ...], sender: str) -> _BadMessageError:

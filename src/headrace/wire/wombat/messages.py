@@ -13,9 +13,10 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate, chain
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
+from msgspec import Meta, Struct
 
 from headrace.model import PAYLOAD_BYTES_MAX, RefusedPublish
 from headrace.wire import readers, websocket
@@ -49,6 +50,9 @@ _BIN_32 = b"\xc6"
 
 _pack = msgspec.msgpack.encode
 
+Number = Annotated[int, Meta(ge=0, lt=SEQUENCE_NUMBERS)]
+"""Sequence number on the wire."""
+
 
 class Serial(NamedTuple):
     epoch: int | None
@@ -56,22 +60,22 @@ class Serial(NamedTuple):
     offset: int
 
 
-class Attach(NamedTuple):
+class Attach(Struct, frozen=True):
     topic: str
-    serial: str | None
+    serial: str | None = None
     """None: from the end of the topic."""
 
 
-class Attached(NamedTuple):
+class Attached(Struct, frozen=True):
     topic: str
     serial: str
 
 
-class Detach(NamedTuple):
+class Detach(Struct, frozen=True):
     topic: str
 
 
-class Detached(NamedTuple):
+class Detached(Struct, frozen=True):
     topic: str
 
 
@@ -87,9 +91,9 @@ class Publishes(NamedTuple):
     """Number of the first publish."""
 
 
-class Ack(NamedTuple):
+class Ack(Struct, frozen=True):
     topic: str
-    number: int
+    number: Number = msgspec.field(name="sequence_number")
 
 
 class Payloads(NamedTuple):
@@ -104,7 +108,7 @@ class Ping(NamedTuple):
     """MessagePack bytes of a number of any type: PONG returns them unchanged."""
 
 
-class Pong(NamedTuple):
+class Pong(Struct, frozen=True):
     timestamp: int
 
 
@@ -138,15 +142,15 @@ def parse_serial(text: str) -> Serial | None:
 
 
 def encode_attached(topic: str, serial: str) -> bytes:
-    return _framed(ATTACHED, {"topic": topic, "serial": serial})
+    return _framed(ATTACHED, Attached(topic, serial))
 
 
 def encode_detached(topic: str) -> bytes:
-    return _framed(DETACHED, {"topic": topic})
+    return _framed(DETACHED, Detached(topic))
 
 
 def encode_ack(topic: str, number: int) -> bytes:
-    return _framed(ACK, {"topic": topic, "sequence_number": number})
+    return _framed(ACK, Ack(topic, number))
 
 
 def encode_pong(timestamp: bytes) -> bytes:
@@ -173,39 +177,19 @@ def encode_payloads(topic: str, epoch: int, offset: int, records: Sequence[bytes
     return form % tuple(chain.from_iterable(zip(ends, records, strict=True)))
 
 
-def encode_waiting(message: readers.Waiting) -> bytes:
-    return _framed(readers.WAITING, message._asdict())
-
-
-def encode_reading(message: readers.Reading) -> bytes:
-    return _framed(readers.READING, message._asdict())
-
-
-def encode_records(message: readers.Records) -> bytes:
-    topic, epoch, offset, ordinal, ms, data = message
-    position = {"topic": topic, "epoch": epoch, "offset": offset, "ordinal": ordinal, "time": ms}
-    return _framed(readers.RECORDS, position | {"records": data})
-
-
-def encode_stored(message: readers.Stored) -> bytes:
-    return _framed(readers.STORED, message._asdict())
-
-
-def encode_lost(message: readers.Lost) -> bytes:
-    return _framed(readers.LOST, message._asdict())
+def encode_reader_answer(message: readers.ToClient) -> bytes:
+    return _framed(readers.TYPES[type(message)], message)
 
 
 # Messages from client to server, without frames.
 
 
-def encode_read(message: readers.Read) -> bytes:
-    topic, reader, newest, instance, window = message
-    names = {"topic": topic, "reader": reader, "start": "newest" if newest else "oldest"}
-    return _message(readers.READ, names | {"instance": instance, "window": window})
-
-
-def encode_handled(message: readers.Handled) -> bytes:
-    return _message(readers.HANDLED, message._asdict())
+def encode_reader_request(message: readers.ToServer) -> bytes:
+    if isinstance(message, readers.Handled):
+        return _message(readers.HANDLED, message)
+    start = "newest" if message.newest else "oldest"
+    names = {"topic": message.topic, "reader": message.reader, "start": start}
+    return _message(readers.READ, names | {"instance": message.instance, "window": message.window})
 
 
 def encode_attach(topic: str, serial: str | None) -> bytes:
@@ -214,7 +198,7 @@ def encode_attach(topic: str, serial: str | None) -> bytes:
 
 
 def encode_detach(topic: str) -> bytes:
-    return _message(DETACH, {"topic": topic})
+    return _message(DETACH, Detach(topic))
 
 
 def encode_publish(topic: str, number: int, payload: bytes) -> bytes:
@@ -225,11 +209,11 @@ def encode_ping(timestamp: int) -> bytes:
     return _message(PING, {"timestamp": timestamp})
 
 
-def _message(kind: int, fields: Mapping[str, object]) -> bytes:
+def _message(kind: int, fields: Mapping[str, object] | Struct) -> bytes:
     return _pack({"type": kind, NAMES[kind]: fields})
 
 
-def _framed(kind: int, fields: Mapping[str, object]) -> bytes:
+def _framed(kind: int, fields: Mapping[str, object] | Struct) -> bytes:
     return websocket.frame(_message(kind, fields))
 
 

@@ -1,1 +1,0 @@
-"""Figg sessions, client and server side, without I/O."""

@@ -1,1 +1,0 @@
-"""Wombat sessions, client and server side, without I/O."""

@@ -1,1 +1,0 @@
-"""The codec of channels: messages in both directions. Pure."""
