@@ -2,8 +2,8 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.client.backoff import Backoff, exponential
 from headrace.client.connect import connect, connect_blocking
+from headrace.client.options import Backoff, exponential
 from headrace.client.topics.blocking import (
     BlockingClient,
     BlockingReaderSubscription,

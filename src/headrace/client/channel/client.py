@@ -13,8 +13,8 @@ from headrace.client.channel.connection import ProcessorConnection
 from headrace.client.channel.events import ChannelMessage, Inbox, Snapshot
 from headrace.client.channel.options import ChannelOptions
 from headrace.client.entering import wait_for_connection
+from headrace.client.lifecycle import Handlers
 from headrace.client.link import Link
-from headrace.client.topics.events import Handlers
 from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,

@@ -3,10 +3,10 @@
 import secrets
 from typing import Protocol
 
-from headrace.client.backoff import exponential
 from headrace.client.channel.options import ChannelOptions
+from headrace.client.lifecycle import Handlers
 from headrace.client.link import Link
-from headrace.client.topics.events import Handlers
+from headrace.client.options import exponential
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import ClientClosedError, ClientError, RefusedError
 from headrace.printing import described

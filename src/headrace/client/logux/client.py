@@ -11,12 +11,12 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
 from headrace.client.entering import wait_for_connection
+from headrace.client.lifecycle import Handlers
 from headrace.client.logux.events import LogEvents, check_event
 from headrace.client.logux.open import OpenLog
 from headrace.client.logux.options import LoguxOptions
 from headrace.client.logux.store import LogEvent, is_in_memory
 from headrace.client.logux.sync import LocalAdd
-from headrace.client.topics.events import Handlers
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     ClientClosedError,

@@ -15,11 +15,11 @@ from contextlib import suppress
 from inspect import isawaitable
 from typing import Any, NamedTuple, Self
 
-from headrace.client.backoff import exponential
 from headrace.client.link import Link
 from headrace.client.logux.options import LoguxOptions
 from headrace.client.logux.store import Facts, Job, LoguxStore
 from headrace.client.logux.sync import LoguxSync
+from headrace.client.options import exponential
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import LocalStoreError, RefusedError
 from headrace.printing import described

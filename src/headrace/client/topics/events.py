@@ -1,15 +1,11 @@
 """Messages and events that a client passes to the application, and the handlers it calls. No decisions."""
 
-import asyncio
-from collections.abc import Callable
-from typing import Any
-
 import msgspec
 
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.session.topics.client import ConnectionState, Missed
 
-__all__ = ["ConnectionState", "Handlers", "Message", "Missed"]
+__all__ = ["ConnectionState", "Message", "Missed"]
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -37,33 +33,3 @@ class Message(msgspec.Struct, frozen=True, gc=False):
         if self.next_offset is None:
             return None
         return self.next_offset - RECORD_HEADER_BYTES - len(self.payload)
-
-
-class Handlers:
-    """The functions to call for each kind of event."""
-
-    def __init__(self, *names: str) -> None:
-        self._handlers: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
-
-    def add(self, name: str, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Add a handler; return a function that removes it."""
-        if name not in self._handlers:
-            raise ValueError(f"there is no event {name!r}, only {', '.join(self._handlers)}")
-        handlers = self._handlers[name]
-        handlers.append(handler)
-
-        def remove() -> None:
-            if handler in handlers:
-                handlers.remove(handler)
-
-        return remove
-
-    def tell(self, name: str, event: object) -> None:
-        """Call the handlers at once, so that they learn of a gap before the messages after it are taken."""
-        for handler in tuple(self._handlers[name]):
-            try:
-                handler(event)
-            except Exception as error:  # of the handler, and not of the connection
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a handler of {name!r} events failed", "exception": error}
-                )

@@ -1,6 +1,6 @@
 """Create a Figg client: its session and a TCP connection. Elsewhere: the API (`client.py`)."""
 
-from headrace.client.backoff import exponential
+from headrace.client.options import exponential
 from headrace.client.topics.client import Client
 from headrace.client.topics.options import Options, Pace
 from headrace.client.transport.connection import Owner

@@ -62,6 +62,8 @@ class SubscribingClient(Protocol):
 
     def unsubscribe(self, topic: str) -> Awaitable[None]: ...
 
+    def unsubscribe_nowait(self, topic: str) -> None: ...
+
 
 class Subscription:
     """An async iterator over the messages of one topic; it ends when unsubscribed or closed.
