@@ -10,14 +10,14 @@ from headrace.client.topics.blocking import (
     BlockingSubscription,
 )
 from headrace.client.topics.client import Client
-from headrace.client.topics.events import ConnectionState, Message, Missed
 from headrace.client.topics.options import Options
 from headrace.client.topics.reader import ReaderChange, ReaderSubscription
-from headrace.client.topics.subscription import Handler, Subscription
+from headrace.client.topics.subscription import Handler, Message, Subscription
+from headrace.session.topics.client import ConnectionState, Missed
 
 if TYPE_CHECKING:
+    from headrace.client.logux.client import LogEvents as LogEvents
     from headrace.client.logux.client import LoguxClient as LoguxClient
-    from headrace.client.logux.events import LogEvents as LogEvents
     from headrace.client.logux.options import LoguxOptions as LoguxOptions
     from headrace.client.logux.store import LogEvent as LogEvent
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> object:
     # Imported on first use: most clients do not need SQLite.
     modules = {
         "LogEvent": "store",
-        "LogEvents": "events",
+        "LogEvents": "client",
         "LoguxClient": "client",
         "LoguxOptions": "options",
     }

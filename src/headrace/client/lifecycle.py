@@ -6,7 +6,7 @@ Connections, retries and pings are the business of `link.py` and of the session.
 """
 
 import asyncio
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Generic, Literal, Self
 
@@ -246,3 +246,21 @@ class Lifecycle(Generic[E]):
         if self._link is not None:
             self._link.session.close()
         self._state_changed(ConnectionState.CLOSED)
+
+
+def fail_quietly(futures: "Iterable[asyncio.Future[Any]]", error: Exception) -> None:
+    """Fail all futures that are not done, without a warning if nothing awaits them."""
+    for future in futures:
+        if not future.done():
+            future.set_exception(error)
+            future.exception()
+
+
+def settle(future: "asyncio.Future[Any] | None", result: object) -> None:
+    """Resolve a future with a result or an exception, unless it is None or was cancelled."""
+    if future is None or future.done():
+        return
+    if isinstance(result, BaseException):
+        future.set_exception(result)
+    else:
+        future.set_result(result)

@@ -1,11 +1,10 @@
-"""An open local log: its store in a thread, its connections, and `LoguxSync` between them.
+"""An open local log: its store in a thread, its session, and `LoguxSync` between them.
 
 The thread is there so that the event loop never waits for the disk. Jobs that arrive during a transaction
 form the next transaction: many events cost one write.
 """
 
 import asyncio
-import contextlib
 import logging
 import queue
 import threading
@@ -13,18 +12,16 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from inspect import isawaitable
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
+from headrace.client.lifecycle import settle
 from headrace.client.link import Link
 from headrace.client.logux.options import LoguxOptions
 from headrace.client.logux.store import Facts, Job, LoguxStore
 from headrace.client.logux.sync import LoguxSync
-from headrace.client.options import exponential
-from headrace.client.transport.connection import MakeConnection
 from headrace.errors import LocalStoreError, RefusedError
 from headrace.printing import described
 from headrace.session.logux.client import LogRefused, LoguxClientSession, LoguxEvent, Verify
-from headrace.session.topics.client import ConnectionState
 
 logger = logging.getLogger(__name__)
 
@@ -52,12 +49,16 @@ class StoreThread:
         self._thread: threading.Thread | None = None
 
     async def open(self, log: str, host: str | None) -> Facts:
-        """Start the thread and open the store; raise LocalStoreError if that fails."""
+        """Start the thread and open the store; raise LocalStoreError if that fails, and end the thread."""
         # A daemon thread: reported results are durable, even if the program ends without closing.
         name = f"headrace store {self._store.path or 'in memory'}"
         self._thread = threading.Thread(target=self._run, args=(log, host), name=name, daemon=True)
         self._thread.start()
-        return await self._opened
+        try:
+            return await self._opened
+        except BaseException:
+            await self.close()
+            raise
 
     def ask(self, job: Job, done: Done) -> None:
         self._asked.put(_Asked(job, done))
@@ -74,28 +75,27 @@ class StoreThread:
         try:
             facts = self._store.open(log, host)
         except BaseException as error:  # raised again in `open`
-            self._tell(_settle, self._opened, error)
-            self._tell(_settle, self._closed, None)
+            self._tell(settle, self._opened, error)
+            self._tell(settle, self._closed, None)
             return
-        self._tell(_settle, self._opened, facts)
-        going_on = True
-        while going_on:
-            going_on = self._work()
+        self._tell(settle, self._opened, facts)
+        while self._work():
+            pass
         try:
             self._store.close()
         except BaseException as error:  # raised again in `close`
-            self._tell(_settle, self._closed, error)
+            self._tell(settle, self._closed, error)
         else:
-            self._tell(_settle, self._closed, None)
+            self._tell(settle, self._closed, None)
 
     def _work(self) -> bool:
         """Run one transaction; return False after the last."""
         asked: list[_Asked] = []
-        going_on = True
-        while going_on and len(asked) < JOBS_MAX and not (asked and self._asked.empty()):
+        is_last = False
+        while not is_last and len(asked) < JOBS_MAX and not (asked and self._asked.empty()):
             one = self._asked.get()
             if one is None:
-                going_on = False
+                is_last = True
             else:
                 asked.append(one)
         if asked:
@@ -104,10 +104,10 @@ class StoreThread:
             except Exception as error:  # reported to the callers
                 results = [error] * len(asked)
             self._tell(_report, asked, results)
-        return going_on
+        return not is_last
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
-        with contextlib.suppress(RuntimeError):  # a program may end its loop without closing us
+        with suppress(RuntimeError):  # a program may end its loop without closing us
             self._loop.call_soon_threadsafe(function, *args)
 
 
@@ -116,38 +116,31 @@ def _report(asked: list[_Asked], results: list[Any]) -> None:
         try:
             one.done(result)
         except Exception:  # one failing callback must not keep the others waiting
-            logger.exception("internal error while what came of a job was told")
-
-
-def _settle(future: "asyncio.Future[Any]", result: Any) -> None:
-    if future.done():
-        return
-    if isinstance(result, BaseException):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+            logger.exception("internal error in a callback of the local store")
 
 
 class OpenLog:
     """An open log. Implements `Shell`."""
 
+    link: Link[LoguxEvent]
+    """The client sets the link before anything else happens."""
+
     def __init__(
         self,
         facts: Facts,
         thread: StoreThread,
-        make_connection: MakeConnection,
         options: LoguxOptions,
         changed: Callable[[], None],
-        state_changed: Callable[[ConnectionState], None],
-        failed: Callable[[BaseException], None],
+        refused: Callable[[RefusedError], None],
     ) -> None:
+        """Prepare the first connection. `changed` and `refused` inform the client."""
         self.host = facts.host
-        self.refusal: RefusedError | None = None
+        self.changed = changed
+        self.ask = thread.ask
         self._thread = thread
+        self._refused = refused
         self._verifier = options.verify
         self._verifying: asyncio.Task[None] | None = None
-        self._changed = changed
-        self._tell_state = state_changed
         self.session = LoguxClientSession(
             facts.host,
             options.credentials,
@@ -159,50 +152,18 @@ class OpenLog:
             pings_unanswered_max=options.pings_unanswered_max,
         )
         self.sync = LoguxSync(self.session, facts, self, _offset_ms)
-        self.link: Link[LoguxEvent] = Link(
-            self.session,
-            make_connection,
-            backoff=options.backoff or exponential(),
-            attempt_timeout_s=options.attempt_timeout_s,
-            handle=self.sync.handle,
-            changed=self._state_changed,
-            failed=failed,
-        )
 
-    @classmethod
-    async def open(
-        cls,
-        log: str,
-        make_connection: MakeConnection,
-        options: LoguxOptions,
-        *,
-        changed: Callable[[], None],
-        state_changed: Callable[[ConnectionState], None],
-        failed: Callable[[BaseException], None],
-    ) -> Self:
-        """Open the store and start to connect."""
-        thread = StoreThread(LoguxStore(options.store))
-        try:
-            facts = await thread.open(log, options.host)
-        except BaseException:
-            await thread.close()
-            raise
-        return cls(facts, thread, make_connection, options, changed, state_changed, failed)
+    def disconnected(self) -> None:
+        """Forget what belongs to the connection that has ended."""
+        self.stop_verifying()
+        self.sync.disconnected()
 
     async def close(self) -> None:
-        """Disconnect, and close the store once all its jobs are done."""
-        self._verify_no_more()
-        await self.link.stop(abort=False)
-        if self.session.state is not ConnectionState.CLOSED:
-            self.session.close()
-            self._tell_state(ConnectionState.CLOSED)
+        """Close the store once all its jobs are done. The link must have ended."""
         with suppress(LocalStoreError):  # only positions are lost; they are found again
             await self._thread.close()
 
     # Requests of `LoguxSync`
-
-    def ask(self, job: Job, done: Callable[[Any], None]) -> None:
-        self._thread.ask(job, done)
 
     def take(self, events: list[LoguxEvent]) -> None:
         self.link.take(events)
@@ -210,12 +171,8 @@ class OpenLog:
     def read(self, reading: bool) -> None:
         self.link.read(reading)
 
-    def changed(self) -> None:
-        self._changed()
-
     def refused(self, refusal: LogRefused) -> None:
-        self.refusal = RefusedError(refusal.kind, refusal.reason)
-        self._changed()
+        self._refused(RefusedError(refusal.kind, refusal.reason))
 
     def verify(self, question: Verify) -> None:
         self._verifying = self.link.loop.create_task(self._verify(question))
@@ -234,15 +191,8 @@ class OpenLog:
         self._verifying = None
         self.sync.verified(reason, time.monotonic())
 
-    # State of the link
-
-    def _state_changed(self, state: ConnectionState) -> None:
-        if state in (ConnectionState.DISCONNECTED, ConnectionState.REFUSED):
-            self._verify_no_more()
-            self.sync.disconnected()
-        self._tell_state(state)
-
-    def _verify_no_more(self) -> None:
+    def stop_verifying(self) -> None:
+        """Forget the question whether the server is the right one."""
         if self._verifying is not None:
             self._verifying.cancel()
             self._verifying = None

@@ -96,7 +96,7 @@ class LogFile:
 
     def open(self) -> bool:
         """Lock the file for this process; return True if it is new: then make the tables and call `made`."""
-        with self.told_plainly():
+        with self.plain_errors():
             file = MEMORY if self.path is None else self.path
             self._connection = sqlite3.connect(file, timeout=_LOCK_WAIT_S, isolation_level=None)
             # SQLite keeps its locks until the file is closed, and needs no file for shared memory.
@@ -108,7 +108,7 @@ class LogFile:
             self.do("COMMIT")
             is_new = (application, version, tables) == (0, 0, 0)
             if not is_new and (application, version) != (_APPLICATION, _FORMAT):
-                raise LocalStoreError(f"{self.name} is no store of a Logux client")
+                raise LocalStoreError(f"{self.name} is not a store of a Logux client")
             self.do("PRAGMA journal_mode = WAL")
             self.do("PRAGMA synchronous = FULL")
             return is_new
@@ -121,7 +121,7 @@ class LogFile:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of the block durably, or none of them."""
-        with self.told_plainly():
+        with self.plain_errors():
             self.do("BEGIN")
             try:
                 yield
@@ -146,7 +146,7 @@ class LogFile:
             self._connection = None
 
     @contextlib.contextmanager
-    def told_plainly(self) -> Iterator[None]:
+    def plain_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, msgspec.DecodeError) as error:
@@ -255,7 +255,7 @@ class LoguxStore:
         """Open or create the store; raise LocalStoreError if it is in use or not of this log and host."""
         try:
             is_new = self._file.open()
-            with self._file.told_plainly():
+            with self._file.plain_errors():
                 if is_new:
                     self._make(log, host or str(uuid.uuid4()))
                 self._load()

@@ -12,13 +12,13 @@ from functools import partial
 from secrets import randbits
 from typing import Any, Literal, overload
 
-from headrace.client.lifecycle import Lifecycle
+from headrace.client.lifecycle import Lifecycle, fail_quietly
 from headrace.client.link import Link
-from headrace.client.topics.flow import Flow
+from headrace.client.options import Backoff
 from headrace.client.topics.lake import LakeGap, open_lake
-from headrace.client.topics.options import Options, Pace
+from headrace.client.topics.options import Options
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
-from headrace.client.topics.subscription import Handler, Subscription, check_handler
+from headrace.client.topics.subscription import Flow, Handler, Subscription, check_handler
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     ClientClosedError,
@@ -67,12 +67,12 @@ class Client(Lifecycle[Event]):
         session: ClientSession,
         make_connection: MakeConnection,
         options: Options,
-        pace: Pace,
+        backoff: Backoff,
     ) -> None:
         super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._pace = pace
+        self._backoff = backoff
         self._lake = open_lake(options.lake) if options.lake is not None else None
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
@@ -201,11 +201,11 @@ class Client(Lifecycle[Event]):
         if reader is not None:
             if offset is not None or serial is not None:
                 raise LocalProtocolError(
-                    "a reader starts at its own place: give no offset or serial"
+                    "a reader starts at its stored position: pass neither offset nor serial"
                 )
             return self._read(link, topic, handler, reader, start, ack)
         if offset is not None and serial is not None:
-            raise LocalProtocolError("give one of `offset` and `serial`")
+            raise LocalProtocolError("pass `offset` or `serial`, not both")
         if serial is not None and not isinstance(serial, str):
             raise TypeError(f"a serial is str, not {type(serial).__name__}")
         place = self._session.attach(topic, offset if serial is None else serial)
@@ -303,9 +303,7 @@ class Client(Lifecycle[Event]):
 
     async def _start(self) -> None:
         if self._link is None:
-            link = self._connect(
-                self._session, self._make_connection, self._handle, self._pace.backoff
-            )
+            link = self._connect(self._session, self._make_connection, self._handle, self._backoff)
             self._flow = Flow(link, self._session, self.options.receive_pause_s)
 
     async def _flush(self, flush_s: float) -> None:
@@ -401,10 +399,7 @@ class Client(Lifecycle[Event]):
         """Give up the oldest publish."""
         self._acknowledged += 1
         self._refused = self._refused or error
-        future = self._publishes.popleft()
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # no warning if nothing awaits it: `flush` raises the error
+        fail_quietly([self._publishes.popleft()], error)  # `flush` raises the error too
         self._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
@@ -422,10 +417,7 @@ class Client(Lifecycle[Event]):
             self._flow.stop()
         for subscription in self._subscriptions.values():
             subscription.end()
-        for future in self._publishes:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # no warning if nothing awaits it
+        fail_quietly(self._publishes, error)
         self._publishes.clear()
         self._detaching.clear()
 

@@ -1,11 +1,11 @@
 """The options of a client for topics. Options that all clients have are in `client/options.py`."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from enum import Enum
 from os import PathLike
-from typing import Final
+from typing import Any, Final
 
-from headrace.client.options import Backoff, LinkOptions, LinkOptionsDict
+from headrace.client.options import LinkOptions, LinkOptionsDict
 from headrace.errors import ConfigError
 from headrace.session.topics import window as client_window
 
@@ -19,23 +19,8 @@ OF_PROTOCOL: Final = _Own.OF_PROTOCOL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pace:
-    """Settings whose defaults depend on the protocol. Times are seconds."""
-
-    backoff: Backoff
-    ping_interval_s: float | None
-    """None: no pings."""
-    pings_unanswered_max: int
-    resend_s: float | None
-    """None: the protocol does not resend on the same connection."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Options(LinkOptions):
-    """The options of `connect` and `connect_blocking`. Times are seconds.
-
-    `pace` replaces None by the protocol's default where None means that default.
-    """
+    """The options of `connect` and `connect_blocking`. Times are seconds."""
 
     window_max: int = client_window.WINDOW_MAX
     """Largest number of unacknowledged publishes. Beyond it, `publish` waits and `publish_nowait` raises
@@ -79,15 +64,13 @@ class Options(LinkOptions):
         if self.ping_interval_s is not OF_PROTOCOL:
             self._check_numbers("ping_interval_s", may_be_none=True)
 
-    def pace(self, own: Pace) -> Pace:
-        """Return the settings of the application, with the protocol's defaults for the rest."""
-        if self.resend_s is not None and own.resend_s is None:
-            raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
-        names = [option.name for option in fields(Pace) if option.name != "ping_interval_s"]
+    def for_session(self) -> dict[str, Any]:
+        """Return the arguments of a session that the application has set; the others have defaults there."""
+        names = ("window_max", "window_bytes_max", "pings_unanswered_max", "resend_s")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         if self.ping_interval_s is not OF_PROTOCOL:
             given["ping_interval_s"] = self.ping_interval_s
-        return replace(own, **given)
+        return given
 
 
 class OptionsDict(LinkOptionsDict, total=False):

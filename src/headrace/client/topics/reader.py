@@ -6,9 +6,9 @@ from time import monotonic
 from typing import Literal, NamedTuple
 
 from headrace.client.link import Link
-from headrace.client.topics.events import Message
 from headrace.client.topics.subscription import (
     Handler,
+    Message,
     SubscribingClient,
     Subscription,
     call_handler,
@@ -182,10 +182,7 @@ class ReaderSubscription(Subscription):
         super().end()
 
     async def _next_fresh(self) -> None:
-        if self._handing is not None:
-            raise LocalProtocolError(
-                f"{self.topic!r} was subscribed with a handler: its messages go there only"
-            )
+        self._check_no_handler()
         await self._wait_for_fresh()
 
     async def _wait_for_fresh(self) -> None:

@@ -23,8 +23,12 @@ from picows import (
     ws_connect,
 )
 
-from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport
-from headrace.client.transport.tcp import open_socket
+from headrace.client.transport.connection import (
+    CLOSED_BY_SERVER,
+    Owner,
+    Transport,
+    open_socket,
+)
 from headrace.printing import described
 from headrace.wire.websocket import KEY_BYTES, masked_frames
 
