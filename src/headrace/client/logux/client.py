@@ -7,18 +7,27 @@ threads.
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
+from inspect import isawaitable
 from typing import Any, Self
 
 from headrace.client.lifecycle import Lifecycle, settle
-from headrace.client.logux.open import OpenLog, StoreThread
+from headrace.client.link import Link
 from headrace.client.logux.options import LoguxOptions
-from headrace.client.logux.store import LogEvent, LoguxStore, is_in_memory
-from headrace.client.logux.sync import LocalAdd
+from headrace.client.logux.store import (
+    Facts,
+    LogEvent,
+    LoguxStore,
+    StoreThread,
+    is_in_memory,
+)
+from headrace.client.logux.sync import LocalAdd, LoguxSync
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     BadEventError,
     ClientClosedError,
+    LocalStoreError,
     PayloadTooLargeError,
     RefusedError,
     UnacknowledgedError,
@@ -32,7 +41,8 @@ from headrace.payload.logux import (
     encode_envelope,
     raw_event,
 )
-from headrace.session.logux.client import LoguxEvent
+from headrace.printing import described
+from headrace.session.logux.client import LogRefused, LoguxClientSession, LoguxEvent, Verify
 from headrace.session.topics.client import ConnectionState
 from headrace.wire.logux import messages as logux
 
@@ -121,7 +131,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         log.ask(lambda store: store.read(behind), lambda result: settle(page, result))
         return await page
 
-    def _opened(self) -> OpenLog:
+    def _opened(self) -> "OpenLog":
         self._entered()
         assert self._open is not None
         return self._open
@@ -162,7 +172,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
                 self._closing = asyncio.get_running_loop().create_task(self._close(self._open))
             await asyncio.shield(self._closing)
 
-    async def _close(self, log: OpenLog) -> None:
+    async def _close(self, log: "OpenLog") -> None:
         log.stop_verifying()
         await super()._stop(0)
         await log.close()
@@ -178,6 +188,85 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         ):
             self._open.disconnected()
         super()._state_changed(state)
+
+
+class OpenLog:
+    """An open log: its store in a thread, its session, and `LoguxSync` between them. Implements `Shell`."""
+
+    link: Link[LoguxEvent]
+    """The client sets the link before anything else happens."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        thread: StoreThread,
+        options: LoguxOptions,
+        changed: Callable[[], None],
+        refused: Callable[[RefusedError], None],
+    ) -> None:
+        """Prepare the first connection. `changed` and `refused` inform the client."""
+        self.host = facts.host
+        self.changed = changed
+        self.ask = thread.ask
+        self._thread = thread
+        self._refused = refused
+        self._verifier = options.verify
+        self._verifying: asyncio.Task[None] | None = None
+        self.session = LoguxClientSession(
+            facts.host,
+            options.credentials,
+            verifies=options.verify is not None,
+            received=facts.received,
+            last=facts.last,
+            unsent=facts.unsent,
+            ping_interval_s=options.ping_interval_s,
+            pings_unanswered_max=options.pings_unanswered_max,
+        )
+        self.sync = LoguxSync(self.session, facts, self, _offset_ms)
+
+    def disconnected(self) -> None:
+        """Forget what belongs to the connection that has ended."""
+        self.stop_verifying()
+        self.sync.disconnected()
+
+    async def close(self) -> None:
+        """Close the store once all its jobs are done. The link must have ended."""
+        with suppress(LocalStoreError):  # only positions are lost; they are found again
+            await self._thread.close()
+
+    # Requests of `LoguxSync`
+
+    def take(self, events: list[LoguxEvent]) -> None:
+        self.link.take(events)
+
+    def read(self, reading: bool) -> None:
+        self.link.read(reading)
+
+    def refused(self, refusal: LogRefused) -> None:
+        self._refused(RefusedError(refusal.kind, refusal.reason))
+
+    def verify(self, question: Verify) -> None:
+        self._verifying = self.link.loop.create_task(self._verify(question))
+
+    async def _verify(self, question: Verify) -> None:
+        reason = None
+        try:
+            assert self._verifier is not None
+            answer = self._verifier(question.host, question.credentials)
+            if isawaitable(answer):
+                answer = await answer
+            if not answer:
+                reason = f"the credentials of the server {question.host!r} are wrong"
+        except Exception as error:  # of the verifier: refuse a server that cannot be checked
+            reason = f"the server could not be verified: {described(error)}"
+        self._verifying = None
+        self.sync.verified(reason, time.monotonic())
+
+    def stop_verifying(self) -> None:
+        """Forget the question whether the server is the right one."""
+        if self._verifying is not None:
+            self._verifying.cancel()
+            self._verifying = None
 
 
 class LogEvents:
@@ -234,3 +323,8 @@ def check_event(event: Any, host: str) -> bytes:
             f"this one has {len(envelope.event)} without them"
         ) from None
     return bytes(envelope.event)
+
+
+def _offset_ms() -> float:
+    """Return the wall clock minus the monotonic clock that sessions use, in milliseconds."""
+    return (time.time() - time.monotonic()) * 1000
