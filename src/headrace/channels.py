@@ -3,14 +3,14 @@
 from typing import Unpack
 
 from headrace.client.channel.blocking import BlockingChannel
+from headrace.client.channel.blocking import BlockingChannelPool as BlockingConnection
 from headrace.client.channel.client import ChannelClient as Channel
 from headrace.client.channel.events import ChannelMessage as Message
 from headrace.client.channel.events import MissedMessages as Missed
 from headrace.client.channel.events import Snapshot
-from headrace.client.channel.join import make_channel, make_connection
 from headrace.client.channel.options import ChannelOptions, ChannelOptionsDict
-from headrace.client.channel.pool import BlockingChannelPool as BlockingConnection
 from headrace.client.channel.pool import ChannelPool as Connection
+from headrace.client.connect import channel_client, channel_pool
 
 __all__ = [
     "BlockingChannel",
@@ -34,7 +34,7 @@ def join(url: str, **options: Unpack[ChannelOptionsDict]) -> Channel:
     Nothing happens before the channel is entered (or awaited). The options are the fields of
     `ChannelOptions`. Raises ConfigError for an invalid URL or option.
     """
-    return make_channel(url, dict(options))
+    return channel_client(url, ChannelOptions(**options))
 
 
 def join_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingChannel:
@@ -42,7 +42,7 @@ def join_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingCh
 
     The channel is joined when this returns. Raises ConnectTimeoutError if it could not be joined in time.
     """
-    return BlockingChannel(make_channel(url, dict(options)))
+    return BlockingChannel(channel_client(url, ChannelOptions(**options)))
 
 
 def connect(url: str, **options: Unpack[ChannelOptionsDict]) -> Connection:
@@ -51,9 +51,9 @@ def connect(url: str, **options: Unpack[ChannelOptionsDict]) -> Connection:
     Then `room = await c.join("room")`. The options are those of `join` above. Options of a single channel may
     be passed to `c.join`.
     """
-    return make_connection(url, dict(options))
+    return channel_pool(url, ChannelOptions(**options))
 
 
 def connect_blocking(url: str, **options: Unpack[ChannelOptionsDict]) -> BlockingConnection:
     """Return a connection for many channels, for scripts and threads. It is connected when this returns."""
-    return BlockingConnection(make_connection(url, dict(options)))
+    return BlockingConnection(channel_pool(url, ChannelOptions(**options)))

@@ -2,22 +2,23 @@
 
 from typing import TYPE_CHECKING
 
-from headrace.client.backoff import Backoff, exponential
 from headrace.client.connect import connect, connect_blocking
+from headrace.client.options import Backoff, exponential
 from headrace.client.topics.blocking import (
     BlockingClient,
     BlockingReaderSubscription,
     BlockingSubscription,
 )
 from headrace.client.topics.client import Client
-from headrace.client.topics.events import ConnectionState, Message, Missed
 from headrace.client.topics.options import Options
 from headrace.client.topics.reader import ReaderChange, ReaderSubscription
-from headrace.client.topics.subscription import Handler, Subscription
+from headrace.client.topics.subscription import Handler, Message, Subscription
+from headrace.session.client import ConnectionState
+from headrace.session.topics.events import Missed
 
 if TYPE_CHECKING:
+    from headrace.client.logux.client import LogEvents as LogEvents
     from headrace.client.logux.client import LoguxClient as LoguxClient
-    from headrace.client.logux.events import LogEvents as LogEvents
     from headrace.client.logux.options import LoguxOptions as LoguxOptions
     from headrace.client.logux.store import LogEvent as LogEvent
 
@@ -49,7 +50,7 @@ def __getattr__(name: str) -> object:
     # Imported on first use: most clients do not need SQLite.
     modules = {
         "LogEvent": "store",
-        "LogEvents": "events",
+        "LogEvents": "client",
         "LoguxClient": "client",
         "LoguxOptions": "options",
     }

@@ -1,20 +1,44 @@
-"""Create the client for the protocol of a URL."""
+"""Create the client for a URL: its session, its options and the way to dial.
+
+Protocols other than Figg are imported on first use. Importing WebSocket takes as long as importing everything
+else, and most clients need neither SQLite nor MessagePack.
+"""
 
 import os
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
+from urllib.parse import quote, unquote, urlsplit
 
-from headrace.client.topics import figg
+from headrace.client.options import LinkOptions, exponential
 from headrace.client.topics.blocking import BlockingClient
 from headrace.client.topics.client import Client
 from headrace.client.topics.options import Options, OptionsDict
-from headrace.client.url import Url, parse_url
-from headrace.errors import ConfigError
+from headrace.client.transport.connection import MakeConnection, TcpConnection
+from headrace.errors import BadTopicNameError, ConfigError
+from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, check_topic_name
+from headrace.printing import masked, quoted
+from headrace.session.figg import FiggClientSession
 
 if TYPE_CHECKING:
+    from headrace.client.channel.client import ChannelClient
+    from headrace.client.channel.options import ChannelOptions
+    from headrace.client.channel.pool import ChannelPool
     from headrace.client.logux.client import LoguxClient
     from headrace.client.logux.options import LoguxOptionsDict
 
-DEFAULT_URL = f"figg://127.0.0.1:{figg.DEFAULT_PORT}"
+FIGG_PORT = 8119
+WEBSOCKET_PORT = 8120
+TLS_PORT = 443
+"""The server does not support TLS. A load balancer does, and usually listens on this port."""
+
+DEFAULT_URL = f"figg://127.0.0.1:{FIGG_PORT}"
+
+TOPICS = ("figg", "wombat", "wombats")
+LOGUX = ("logux", "loguxs")
+CHANNELS = ("channel", "channels")
+"""URL schemes. Those that end with `s` are encrypted."""
+
+HEADER_BYTES_MAX = 4096
+"""Bytes that a Wombat or Logux message may have besides those that its protocol limits."""
 
 
 @overload
@@ -29,10 +53,10 @@ def connect(url: str = DEFAULT_URL, **options: Any) -> "Client | LoguxClient":
     The client does nothing before it is entered (or awaited). The options are the fields of `Options`, or
     of `LoguxOptions` for `logux://`. Raises ConfigError for an invalid URL or option.
     """
-    parsed = parse_url(url, [*_PROTOCOLS, *_LOGUX])
-    if parsed.scheme in _LOGUX:
+    parsed = parse_url(url, TOPICS + LOGUX)
+    if parsed.scheme in LOGUX:
         return _logux_client(parsed, options)
-    return _PROTOCOLS[parsed.scheme](parsed, Options(**options))
+    return _topics_client(parsed, Options(**options))
 
 
 def connect_blocking(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> BlockingClient:
@@ -45,25 +69,141 @@ def connect_blocking(url: str = DEFAULT_URL, **options: Unpack[OptionsDict]) -> 
 
 def topics_client(url: str, options: Options) -> Client:
     """Return a client of a protocol that has topics; raise ConfigError for a Logux URL."""
-    if url.startswith(tuple(f"{scheme}://" for scheme in _LOGUX)):
-        raise ConfigError(f"{url!r} is a log of events, for `headrace.connect` only")
-    parsed = parse_url(url, list(_PROTOCOLS))
-    return _PROTOCOLS[parsed.scheme](parsed, options)
+    if url.startswith(tuple(f"{scheme}://" for scheme in LOGUX)):
+        raise ConfigError(f"{url!r} is a Logux log, for `headrace.connect` only")
+    return _topics_client(parse_url(url, TOPICS), options)
+
+
+def channel_client(url: str, options: "ChannelOptions") -> "ChannelClient":
+    """Return the member of one channel, with a connection of its own."""
+    from headrace.client.channel.client import ChannelClient
+
+    parsed = parse_url(url, CHANNELS)
+    name = _name_in(parsed, CHANNEL_PREFIX, "channel")
+    return ChannelClient(name, _channel_pool(parsed, options, is_shared=False), options)
+
+
+def channel_pool(url: str, options: "ChannelOptions") -> "ChannelPool":
+    """Return a connection that many channels share."""
+    parsed = parse_url(url, CHANNELS)
+    if parsed.path.removeprefix("/"):
+        raise ConfigError(f"{url} has a path: pass the names of channels to `join` instead")
+    return _channel_pool(parsed, options, is_shared=True)
+
+
+class Url(NamedTuple):
+    text: str
+    scheme: str
+    host: str
+    port: int | None
+    path: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def parse_url(text: str, schemes: tuple[str, ...]) -> Url:
+    """Return the parts of a URL; raise ConfigError unless it is `SCHEME://HOST[:PORT][/PATH]`."""
+    parts = urlsplit(text)
+    shown = quoted(masked(text))
+    if parts.scheme not in schemes:
+        known = " or ".join(f"{scheme}://" for scheme in schemes)
+        hint = " (ws:// is wombat:// here)" if parts.scheme in ("ws", "wss") else ""
+        raise ConfigError(f"{shown} must begin with {known}{hint}")
+    try:
+        port = parts.port
+    except ValueError:
+        raise ConfigError(f"{shown} has an invalid port") from None
+    if not parts.hostname or any(map(str.isspace, text)):
+        raise ConfigError(f"{shown} has no host, or contains a space")
+    if parts.query or parts.fragment or parts.username is not None:
+        raise ConfigError(f"{shown} has more than a host, a port and a path")
+    return Url(text, parts.scheme, parts.hostname, port, parts.path)
+
+
+def _topics_client(url: Url, options: Options) -> Client:
+    return _figg_client(url, options) if url.scheme == "figg" else _wombat_client(url, options)
+
+
+def _figg_client(url: Url, options: Options) -> Client:
+    if url.path not in ("", "/"):
+        raise ConfigError(f"{url} has more than a host and a port")
+    if options.ssl is not None:
+        raise ConfigError(f"{url} is not encrypted: `ssl` is for wombats://")
+    if options.resend_s is not None:
+        raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
+    session = FiggClientSession(**options.for_session())
+    port = url.port or FIGG_PORT
+    return Client(
+        url.text,
+        session,
+        lambda owner: TcpConnection(owner, url.host, port),
+        options,
+        options.backoff or exponential(),
+    )
 
 
 def _wombat_client(url: Url, options: Options) -> Client:
-    # Imported on first use: importing WebSocket takes as long as importing everything else.
-    from headrace.client.topics import wombat
+    from headrace.session.wombat import WombatClientSession
+    from headrace.wire.wombat import messages
 
-    return wombat.make_client(url, options)
+    path = messages.PATH if url.path in ("", "/") else url.path
+    dial = _websocket(url, path, options, messages.MESSAGE_BYTES_MAX + HEADER_BYTES_MAX)
+    if options.ping_interval_s is None:
+        raise ConfigError(
+            "ping_interval_s=None is for figg://: a Wombat server hangs up on clients without pings"
+        )
+    session = WombatClientSession(**options.for_session())
+    return Client(url.text, session, dial, options, options.backoff or exponential(jitter=0.0))
 
 
 def _logux_client(url: Url, options: dict[str, Any]) -> "LoguxClient":
-    from headrace.client.logux import connect as logux
-    from headrace.client.logux import options as logux_options
+    from headrace.client.logux.client import LoguxClient
+    from headrace.client.logux.options import LoguxOptions
+    from headrace.wire.logux import messages
 
-    return logux.make_client(url, logux_options.LoguxOptions(**options))
+    checked = LoguxOptions(**options)
+    log = _name_in(url, LOGUX_PREFIX, "log", "main")
+    message_bytes_max = messages.MESSAGE_BYTES_MAX + HEADER_BYTES_MAX
+    dial = _websocket(url, f"{messages.PATH}/{quote(log)}", checked, message_bytes_max)
+    return LoguxClient(url.text, log, dial, checked)
 
 
-_PROTOCOLS = {"figg": figg.make_client, "wombat": _wombat_client, "wombats": _wombat_client}
-_LOGUX = ("logux", "loguxs")
+def _channel_pool(url: Url, options: "ChannelOptions", *, is_shared: bool) -> "ChannelPool":
+    from headrace.client.channel.pool import ChannelPool
+    from headrace.wire.channel import ANSWER_BYTES_MAX, PATH
+
+    dial = _websocket(url, PATH, options, ANSWER_BYTES_MAX)
+    return ChannelPool(url.text, dial, options, is_shared=is_shared)
+
+
+def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int) -> MakeConnection:
+    """Return the way to connect to a path of the server."""
+    from headrace.client.transport.websocket import WebSocketTransport
+
+    is_encrypted = url.scheme.endswith("s")
+    if options.ssl is not None and not is_encrypted:
+        raise ConfigError(f"{url} is not encrypted: `ssl` is for {url.scheme}s://")
+    port = url.port or (TLS_PORT if is_encrypted else WEBSOCKET_PORT)
+    address = f"[{url.host}]" if ":" in url.host else url.host
+    place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
+    return lambda owner: WebSocketTransport(
+        owner,
+        url.host,
+        port,
+        url=place,
+        ssl=options.ssl,
+        message_bytes_max=message_bytes_max,
+    )
+
+
+def _name_in(url: Url, prefix: str, what: str, default: str = "") -> str:
+    """Return the name of a log or a channel in the path of a URL."""
+    try:
+        name = unquote(url.path.removeprefix("/"), errors="strict") or default
+        if not name:
+            raise BadTopicNameError(f"the {what}'s name must follow the host")
+        check_topic_name(prefix + name)
+    except (UnicodeDecodeError, BadTopicNameError) as error:
+        raise ConfigError(f"{url} names no {what}: {error}") from None
+    return name

@@ -6,7 +6,7 @@ from math import inf
 from time import monotonic
 from typing import Generic
 
-from headrace.client.backoff import Backoff
+from headrace.client.options import Backoff
 from headrace.client.transport.connection import (
     CLOSED_BY_SERVER,
     WRITE_BYTES_MAX,
@@ -40,7 +40,7 @@ class Link(Generic[E]):
         self.reading = True
         self.last_error = ""
         """Reason why the last attempt or connection ended; empty while connected."""
-        self._session = session
+        self.session = session
         self._make_connection = make_connection
         self._backoff = backoff
         self._attempt_timeout_s = attempt_timeout_s
@@ -77,7 +77,7 @@ class Link(Generic[E]):
 
     def take(self, events: list[E]) -> None:
         """Handle events that the session returned, and send its pending frames."""
-        if not self._reached and self._session.state is ConnectionState.CONNECTED:
+        if not self._reached and self.session.state is ConnectionState.CONNECTED:
             self._found()
         if events:
             self._handle(events)
@@ -93,20 +93,21 @@ class Link(Generic[E]):
         await asyncio.wait([self._task])
         if connection is not None and not connection.lost.done():
             if not abort:
-                connection.close()
+                if not connection.closing:
+                    connection.close()
                 await asyncio.wait([connection.lost], timeout=CLOSE_TIMEOUT_S)
             connection.drop()
         await asyncio.sleep(0)  # the transport closes its socket in the loop's next step
 
     async def _run(self) -> None:
         while True:
-            self._session.connecting()
-            self._changed(self._session.state)
+            self.session.connecting()
+            self._changed(self.session.state)
             self._reached = self._heard = self._left = False
             self.last_error = await self._connect_once()
-            if self._session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
+            if self.session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
                 self._disconnected()
-            if self._session.state is ConnectionState.REFUSED:
+            if self.session.state is ConnectionState.REFUSED:
                 return
             if self._was_well():
                 self._attempt = 0
@@ -155,7 +156,7 @@ class Link(Generic[E]):
         if connection is None or connection.closing:
             return
         while not connection.writing_paused:
-            frames = self._session.data_to_send(WRITE_BYTES_MAX, monotonic())
+            frames = self.session.data_to_send(WRITE_BYTES_MAX, monotonic())
             if not frames:
                 break
             connection.write(frames)
@@ -163,11 +164,11 @@ class Link(Generic[E]):
 
     def _tick(self) -> None:
         self._timer = None
-        self.take(self._session.tick(monotonic(), self.reading))
+        self.take(self.session.tick(monotonic(), self.reading))
 
     def _schedule_tick(self) -> None:
         """Schedule the session's next tick. An earlier tick that is scheduled stays: it will check again."""
-        tick_at = self._session.tick_at
+        tick_at = self.session.tick_at
         if tick_at == inf:
             return
         if self._timer is not None:
@@ -200,12 +201,12 @@ class Link(Generic[E]):
         self._connection = connection
         self._parting = ""
         self.reading = True
-        self._session.opened(monotonic())
+        self.session.opened(monotonic())
         self.take([])
 
     def received(self, chunks: Sequence[bytes]) -> None:
         self._heard = True
-        self.take(self._session.receive_data(chunks, monotonic()))
+        self.take(self.session.receive_data(chunks, monotonic()))
 
     def writable(self) -> None:
         self._send()
@@ -213,7 +214,7 @@ class Link(Generic[E]):
     def closed(self, reason: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.was_hung_up:
-            self._handle(self._session.hung_up(reason, monotonic()))
+            self._handle(self.session.hung_up(reason, monotonic()))
         if not self._task.done():  # else `stop` has ended it, or the task failed
             self.last_error = self._parting or reason
         if self._timer is not None:
@@ -225,8 +226,8 @@ class Link(Generic[E]):
         self._reached = True
         self._found_at = monotonic()
         self.last_error = ""
-        self._changed(self._session.state)
+        self._changed(self.session.state)
 
     def _disconnected(self) -> None:
-        self._session.disconnected()
-        self._changed(self._session.state)
+        self.session.disconnected()
+        self._changed(self.session.state)

@@ -160,7 +160,7 @@ async def test_a_lease_ends_the_membership(server: ServerProcess, name: str) -> 
 
 
 async def test_wrong_names_and_options_are_refused(server: ServerProcess) -> None:
-    with pytest.raises(ConfigError, match="give that to `join`"):
+    with pytest.raises(ConfigError, match="to `join` instead"):
         headrace.channels.connect(f"{url(server)}/room", processor="a")
     for options in ({"lease_s": 0.5}, {"lease_s": "x"}, {"start_at": "end"}):
         with pytest.raises(ConfigError):
@@ -171,7 +171,7 @@ async def test_wrong_names_and_options_are_refused(server: ServerProcess) -> Non
     async with connect(server, "a") as a:
         with pytest.raises(ConfigError):
             await a.join("")
-        with pytest.raises(TypeError, match="token is no option"):
+        with pytest.raises(TypeError, match="token is not an option"):
             await a.join("room", token="x")  # type: ignore[call-arg]
     with pytest.raises(ConnectTimeoutError):
         async with headrace.channels.connect(

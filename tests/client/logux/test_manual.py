@@ -63,7 +63,7 @@ def at(url: str, code: str) -> str:
 
 def test_the_table_has_every_option_with_its_default() -> None:
     rows = re.findall(r"^\| `([a-z_]+)` \| ([^|]+) \|", SECTION, re.MULTILINE)
-    assert rows == [
+    assert sorted(rows) == sorted(
         (field.name, "None" if field.default is None else f"{field.default:g}")
         for field in fields(LoguxOptions)
-    ]
+    )

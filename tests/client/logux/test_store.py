@@ -328,7 +328,7 @@ def test_what_is_no_store_is_left_alone(path: Path, tmp_path: Path) -> None:
         connection.execute("CREATE TABLE notes (text)")
     connection.close()
     before = other.read_bytes()
-    with pytest.raises(LocalStoreError, match="no store of a Logux client"):
+    with pytest.raises(LocalStoreError, match="not a store of a Logux client"):
         Log(other)
     assert other.read_bytes() == before
     with pytest.raises(LocalStoreError, match="unable to open"):

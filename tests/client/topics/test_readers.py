@@ -166,7 +166,7 @@ async def test_moving_the_cursor_over_http_moves_an_active_reader(
 
 async def test_reader_names_and_options_are_checked(url: str, topic: str) -> None:
     async with headrace.connect(url) as client:
-        with pytest.raises(LocalProtocolError, match="no offset"):
+        with pytest.raises(LocalProtocolError, match="neither offset"):
             client.subscribe(topic, reader="r", offset=0)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="reader's name must not be empty"):
             client.subscribe(topic, reader="")

@@ -10,9 +10,12 @@ import pytest
 
 import headrace
 from headrace.client import Client, ConnectionState, Message
-from headrace.client.topics.wombat import MESSAGE_BYTES_MAX
+from headrace.client.connect import HEADER_BYTES_MAX
+from headrace.wire.wombat import messages as wombat
 from tests.client.refusals import refused
 from tests.client.topics.wombat_peer import WombatConnection, WombatPeer
+
+MESSAGE_BYTES_MAX = wombat.MESSAGE_BYTES_MAX + HEADER_BYTES_MAX
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 

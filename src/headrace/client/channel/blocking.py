@@ -1,86 +1,57 @@
-"""The blocking channel client, for scripts and threads: it runs a `ChannelClient` in a thread of its own.
+"""The blocking channel client, for scripts and threads: one channel, or many over one connection.
 
-Every method may be called from any thread, but only one thread at a time may take messages. `restore` and
-handlers run in the channel's thread and must not block it: there, methods that wait raise LocalProtocolError.
+Only one thread at a time may take messages. `restore` and handlers run in the channel's thread and must not
+block it.
 """
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Unpack, overload
 
+from headrace.client.blocking import Blocking
 from headrace.client.channel.client import ChannelClient
-from headrace.client.channel.events import ChannelMessage, MissedMessages, Snapshot
-from headrace.client.client_thread import ClientThread
-from headrace.client.topics.events import ConnectionState
+from headrace.client.channel.events import ChannelMessage, Snapshot
+from headrace.client.channel.options import JoinOptionsDict
+from headrace.client.channel.pool import ChannelPool
 from headrace.errors import ClientClosedError
+from headrace.session.client import ConnectionState
+from headrace.wire.channel import MissedMessages
 
 ADVICE = (
-    "`restore` and handlers run in the channel's own thread, and would wait here for itself: "
-    "use send_nowait, or another thread"
+    "`restore` and handlers run in the channel's own thread, which would wait here for itself: "
+    "call send_nowait, or use another thread"
 )
 
 
-class BlockingChannel:
+class BlockingChannel(Blocking[ChannelClient]):
     """A channel whose methods wait. `timeout_s` is in seconds everywhere; None means no limit."""
 
-    def __init__(self, channel: ChannelClient, shared: ClientThread | None = None) -> None:
-        """Use `shared`, the thread of a connection in which the channel is already entered, or start one.
-
-        A shared thread keeps running when the channel is closed.
-        """
-        self._channel = channel
-        self._is_shared = shared is not None
-        if shared is not None:
-            self._thread = shared
-            return
-        self._thread = ClientThread(
-            f"headrace {channel.url}", lambda: channel, lambda: channel.close(flush_s=0), ADVICE
-        )
-        self._thread.start()
-
-    @property
-    def url(self) -> str:
-        return self._channel.url
+    _advice = ADVICE
 
     @property
     def name(self) -> str:
-        return self._channel.name
+        return self._client.name
 
     @property
     def processor(self) -> str:
-        return self._channel.processor
+        return self._client.processor
 
     @property
     def restored(self) -> Snapshot | None:
         """The last snapshot that replaced messages; set when the application reaches it."""
-        return self._channel.restored
-
-    @property
-    def state(self) -> ConnectionState:
-        return self._channel.state
-
-    @property
-    def latency_s(self) -> float | None:
-        """Round trip to the server, from the last answered ping; None before the first."""
-        return self._channel.latency_s
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the last connection or attempt ended; empty while connected."""
-        return self._channel.last_error
+        return self._client.restored
 
     @property
     def unacknowledged(self) -> int:
         """Number of sent messages that the server has not acknowledged."""
-        return self._channel.unacknowledged
+        return self._client.unacknowledged
 
     def send(self, content: Any, timeout_s: float | None = None) -> int | None:
         """Send a JSON value or bytes, wait until it is durable, and return the offset just past it.
 
         After a TimeoutError the message may still be sent.
         """
-        return self._thread.call(lambda: self._channel.send(content), timeout_s)
+        return self._thread.call(lambda: self._client.send(content), timeout_s)
 
     def send_nowait(self, content: Any) -> "Future[int | None]":
         """Queue a message and return a future of its offset, which need not be waited for.
@@ -89,17 +60,17 @@ class BlockingChannel:
         """
 
         async def send() -> int | None:
-            return await self._channel.send_nowait(content)
+            return await self._client.send_nowait(content)
 
         return self._thread.begin(send)
 
     def room(self, timeout_s: float | None = None) -> None:
         """Wait until `send_nowait` has room."""
-        self._thread.call(self._channel.room, timeout_s)
+        self._thread.call(self._client.room, timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until every message sent so far is stored or refused."""
-        self._thread.call(self._channel.flush, timeout_s)
+        self._thread.call(self._client.flush, timeout_s)
 
     def messages(self, timeout_s: float | None = None) -> Iterator[ChannelMessage]:
         """Iterate over messages until none arrives for `timeout_s`, or the channel is closed."""
@@ -115,7 +86,7 @@ class BlockingChannel:
     def take(self, timeout_s: float | None = None) -> ChannelMessage | None:
         """Return the next message, or None if the channel is closed; raise TimeoutError after `timeout_s`."""
         try:
-            return self._thread.call(lambda: anext(self._channel, None), timeout_s)
+            return self._thread.call(lambda: anext(self._client, None), timeout_s)
         except ClientClosedError:
             return None
 
@@ -124,19 +95,19 @@ class BlockingChannel:
 
     def ack(self, upto: ChannelMessage | Snapshot | int, timeout_s: float | None = None) -> None:
         """Acknowledge everything up to a message; return when the server has recorded it."""
-        self._thread.call(lambda: self._channel.ack(upto), timeout_s)
+        self._thread.call(lambda: self._client.ack(upto), timeout_s)
 
     def snapshot(self, timeout_s: float | None = None) -> Snapshot | None:
         """Return the current state or the last upload; None if there is none."""
-        return self._thread.call(self._channel.snapshot, timeout_s)
+        return self._thread.call(self._client.snapshot, timeout_s)
 
     def upload(self, state: Any, offset: int, timeout_s: float | None = None) -> int:
         """Upload the state that covers everything up to an offset; return the offset that is kept."""
-        return self._thread.call(lambda: self._channel.upload(state, offset), timeout_s)
+        return self._thread.call(lambda: self._client.upload(state, offset), timeout_s)
 
     def connected(self, timeout_s: float | None = None) -> None:
         """Wait until the channel is joined; raise if it never will be."""
-        self._thread.call(self._channel.connected, timeout_s)
+        self._thread.call(self._client.connected, timeout_s)
 
     @overload
     def on(
@@ -148,44 +119,24 @@ class BlockingChannel:
     ) -> Callable[[], None]: ...
     def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
         """Call `handler`, in the channel's thread, with every event of a kind, as `Channel.on` does."""
-        return self._channel.on(event, handler)
+        return self._client.on(event, handler)
 
     def leave(self, timeout_s: float | None = None) -> None:
         """End the membership once all sent messages are stored, then close the channel."""
-        self._thread.call(self._channel.leave, timeout_s)
+        self._thread.call(self._client.leave, timeout_s)
         self._end_thread()
 
-    def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
-        nor raises.
-        """
-        self._thread.check()
-        try:
-            if not self._thread.is_closed:
-                self._thread.call(lambda: self._channel.close(flush_s))
-        except ClientClosedError:
-            pass  # closed by another thread
-        finally:
-            self._end_thread()
+class BlockingChannelPool(Blocking[ChannelPool]):
+    """The blocking `ChannelPool`, for scripts and threads. Its channels share one thread."""
 
-    def _end_thread(self) -> None:
-        if not self._is_shared:
-            self._thread.end()
+    _advice = ADVICE
 
-    def __enter__(self) -> Self:
-        return self
+    @property
+    def processor(self) -> str:
+        return self._client.processor
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._thread.is_closed:
-            return
-        try:
-            self._thread.call(lambda: self._channel.__aexit__(kind, error, traceback))
-        finally:
-            self._end_thread()
+    def join(self, name: str, **options: Unpack[JoinOptionsDict]) -> BlockingChannel:
+        """Join a channel, and return once it is joined."""
+        channel = self._thread.call(lambda: self._client.join(name, **options))
+        return BlockingChannel(channel, self._thread)

@@ -1,19 +1,16 @@
-"""The options of a channel: every option with its meaning, unit and default."""
+"""The options of a channel. Options that all clients have are in `client/options.py`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from ssl import SSLContext
 from typing import Any, Literal, Required, TypedDict
 
-from headrace.client.backoff import Backoff
 from headrace.client.channel.events import Snapshot
-from headrace.client.topics.options import check_number
+from headrace.client.options import LinkOptions, LinkOptionsDict, check_json
 from headrace.errors import ConfigError
 from headrace.payload.channel import BadMessageError, check_processor
 from headrace.session.channel import client as channel_client
 from headrace.session.channel import membership as client_sends
 from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN
-from headrace.wire.logux import messages as logux
 
 Receive = Literal["push", "signal", "poll"]
 StartAt = Literal["cursor", "state"]
@@ -29,7 +26,7 @@ _NO_PROCESSOR = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChannelOptions:
+class ChannelOptions(LinkOptions):
     """The options of `join` and `join_blocking`. Times are seconds."""
 
     processor: str | None = None
@@ -66,30 +63,14 @@ class ChannelOptions:
     queue_bytes_max: int = client_sends.QUEUE_BYTES_MAX
     """The same limit in bytes; the last message may exceed it."""
 
-    connect_timeout_s: float | None = 10.0
-    """Seconds that entering waits until the channel is joined. None: it does not wait, and messages are sent
-    once a server is connected."""
-
-    attempt_timeout_s: float = 5.0
-    """Seconds that one attempt to connect may take."""
-
-    backoff: Backoff | None = None
-    """Function from an attempt's number to the seconds before the next attempt. None: exponential, 0.1 to
-    10 s, of which a random part, at most half, is cut off."""
-
     ping_interval_s: float | None = None
     """Seconds without data from the server before it is pinged. None: the server's value, 15 by default."""
 
     pings_unanswered_max: int = channel_client.PINGS_UNANSWERED_MAX
     """If this many pings are unanswered when the next one is due, the client gives up the connection."""
 
-    flush_timeout_s: float = 5.0
-    """Seconds that closing waits for the server to have every message; 0: it does not wait."""
-
-    ssl: SSLContext | None = None
-    """TLS context that verifies a `channels://` server; None: its name and the system's authorities."""
-
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not isinstance(self.processor, str):
             raise ConfigError(_NO_PROCESSOR)
         try:
@@ -100,38 +81,20 @@ class ChannelOptions:
             raise ConfigError(f"receive must be push, signal or poll, not {self.receive!r}")
         if self.start_at not in ("cursor", "state"):
             raise ConfigError(f"start_at must be cursor or state, not {self.start_at!r}")
-        for name in ("backoff", "restore"):
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise ConfigError(f"{name} must be a function, not {value!r}")
+        self._check_functions("restore")
         if not isinstance(self.auto_ack, bool):
             raise ConfigError(f"auto_ack must be True or False, not {self.auto_ack!r}")
-        if self.ssl is not None and not isinstance(self.ssl, SSLContext):
-            raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
-        self._check_numbers()
-        try:
-            heard = logux.unpack(logux.pack([self.token], binary=True), binary=True)
-        except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
-            raise ConfigError(f"token must be what JSON has: {error}") from None
-        if heard != [self.token]:
-            raise ConfigError(f"token must be what JSON has, not {self.token!r}")
-
-    def _check_numbers(self) -> None:
-        for name in ("poll_interval_s", "queue_max", "queue_bytes_max", "attempt_timeout_s"):
-            check_number(name, getattr(self, name))
-        check_number("pings_unanswered_max", self.pings_unanswered_max)
-        check_number("flush_timeout_s", self.flush_timeout_s, may_be_zero=True)
-        if self.lease_s is not None:
-            check_number("lease_s", self.lease_s)
-            if not LEASE_S_MIN <= self.lease_s <= LEASE_S_MAX:
-                bounds = f"{LEASE_S_MIN:g} to {LEASE_S_MAX:.0f}"
-                raise ConfigError(f"lease_s must be {bounds}, not {self.lease_s!r}")
-        for name in ("connect_timeout_s", "ping_interval_s"):
-            if getattr(self, name) is not None:
-                check_number(name, getattr(self, name))
+        self._check_numbers(
+            "poll_interval_s", "queue_max", "queue_bytes_max", "pings_unanswered_max"
+        )
+        self._check_numbers("ping_interval_s", "lease_s", may_be_none=True)
+        if self.lease_s is not None and not LEASE_S_MIN <= self.lease_s <= LEASE_S_MAX:
+            bounds = f"{LEASE_S_MIN:g} to {LEASE_S_MAX:.0f}"
+            raise ConfigError(f"lease_s must be {bounds}, not {self.lease_s!r}")
+        check_json("token", self.token)
 
 
-class ChannelOptionsDict(TypedDict, total=False):
+class ChannelOptionsDict(LinkOptionsDict, total=False):
     """The same options as keyword arguments."""
 
     processor: Required[str]
@@ -144,13 +107,8 @@ class ChannelOptionsDict(TypedDict, total=False):
     poll_interval_s: float
     queue_max: int
     queue_bytes_max: int
-    connect_timeout_s: float | None
-    attempt_timeout_s: float
-    backoff: Backoff | None
     ping_interval_s: float | None
     pings_unanswered_max: int
-    flush_timeout_s: float
-    ssl: SSLContext | None
 
 
 class JoinOptionsDict(TypedDict, total=False):

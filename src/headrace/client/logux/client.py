@@ -1,79 +1,84 @@
-"""The Logux client of an application: a log of events. Elsewhere: frames, stores and sockets.
+"""The Logux client of an application: a log of events, and the iterator over it.
 
-A client belongs to one event loop and is not safe to use from other threads.
+Elsewhere: frames, stores and sockets. A client belongs to one event loop and is not safe to use from other
+threads.
 """
 
 import asyncio
 import time
-from collections.abc import Callable, Generator
+from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar
+from inspect import isawaitable
+from typing import Any, Self
 
-from headrace.client.entering import wait_for_connection
-from headrace.client.logux.events import LogEvents, check_event
-from headrace.client.logux.open import OpenLog
+from headrace.client.lifecycle import Lifecycle, settle
+from headrace.client.link import Link
 from headrace.client.logux.options import LoguxOptions
-from headrace.client.logux.store import LogEvent, is_in_memory
-from headrace.client.logux.sync import LocalAdd
-from headrace.client.topics.events import Handlers
+from headrace.client.logux.store import (
+    Facts,
+    LogEvent,
+    LoguxStore,
+    StoreThread,
+    is_in_memory,
+)
+from headrace.client.logux.sync import LocalAdd, LoguxSync
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
+    BadEventError,
     ClientClosedError,
-    LocalProtocolError,
+    LocalStoreError,
+    PayloadTooLargeError,
     RefusedError,
     UnacknowledgedError,
 )
-from headrace.payload.logux import Created, Event
+from headrace.model import PAYLOAD_BYTES_MAX
+from headrace.payload.logux import (
+    BadEnvelopeError,
+    Created,
+    Envelope,
+    Event,
+    encode_envelope,
+    raw_event,
+)
 from headrace.printing import described
-from headrace.session.client import ConnectionState
+from headrace.session.client import ConnectionRefused, ConnectionState
+from headrace.session.logux.client import LoguxClientSession, LoguxEvent, Verify
+from headrace.wire.logux import messages as logux
 
-T = TypeVar("T")
+_TIME = [-(10**15) - 0.5, "", 10**9]
+"""A time whose encoding is longer than that of any real event."""
 
 
-class LoguxClient:
+class LoguxClient(Lifecycle[LoguxEvent]):
     """A local log of events that is synchronised with a server's log while the two are connected.
 
     Use `async with connect(url, store=path) as log`, or `log = await connect(...)` and `log.close()`.
     """
 
+    options: LoguxOptions
+
     def __init__(
         self, url: str, log: str, make_connection: MakeConnection, options: LoguxOptions
     ) -> None:
-        self.url = url
+        super().__init__(url, options)
         self.log = log
-        self.options = options
         self._make_connection = make_connection
-        self._handlers = Handlers("state")
         self._open: OpenLog | None = None
         self._opening = asyncio.Lock()
-        self._closed: ClientClosedError | None = None
         self._closing: asyncio.Task[None] | None = None
-        # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
-        self._changes = asyncio.Event()
 
     @property
     def host(self) -> str:
         """Name of this client, as it appears in the times of its events."""
-        return self._entered().host
-
-    @property
-    def state(self) -> ConnectionState:
-        if self._open is not None:
-            return self._open.session.state
-        return ConnectionState.CLOSED if self._closed else ConnectionState.DISCONNECTED
-
-    @property
-    def latency_s(self) -> float | None:
-        """Round trip to the server, from the last answered ping; None before the first."""
-        return self._open.session.latency_s if self._open is not None else None
+        return self._opened().host
 
     @property
     def last_error(self) -> str:
         """Reason why the last connection or attempt ended; while connected, the server's last complaint."""
-        if self._open is None:
-            return ""
-        return self._open.link.last_error or self._open.session.complaint
+        return super().last_error or (
+            self._open.session.complaint if self._open is not None else ""
+        )
 
     @property
     def unacknowledged(self) -> int:
@@ -86,13 +91,13 @@ class LoguxClient:
         Raises BadEventError or PayloadTooLargeError if a log cannot hold the event, LocalStoreError if
         storing it failed. If the call is cancelled, the event may still be added.
         """
-        log = self._entered()
+        log = self._opened()
         added: asyncio.Future[LogEvent] = asyncio.get_running_loop().create_future()
         data = check_event(event, log.host)
-        log.sync.add(LocalAdd(data, int(time.time() * 1000), lambda result: _settle(added, result)))
+        log.sync.add(LocalAdd(data, int(time.time() * 1000), lambda result: settle(added, result)))
         return (await added).created
 
-    def events(self, after: int = 0) -> LogEvents:
+    def events(self, after: int = 0) -> "LogEvents":
         """Iterate over all events after a number, in this log's order, then wait for new ones.
 
         The events are those of this client and of others. If the iteration would wait although the connection
@@ -103,19 +108,9 @@ class LoguxClient:
 
     async def synced(self) -> None:
         """Wait until the server has every event added so far; raise RefusedError if it never will."""
-        sync = self._entered().sync
+        sync = self._opened().sync
         until = sync.added
         await self._wait(lambda: sync.acknowledged >= until)
-
-    async def connected(self) -> None:
-        """Wait until there is a connection; raise RefusedError if there will be none."""
-        await self._wait(lambda: self.state is ConnectionState.CONNECTED)
-
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]:
-        """Call `handler` with the state at every change; return a function that removes the handler."""
-        return self._handlers.add(event, handler)
 
     async def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
@@ -123,82 +118,38 @@ class LoguxClient:
         A file keeps unsent events, so with a file it does not wait while disconnected. A store in memory
         loses them: UnacknowledgedError says how many. With 0 it neither waits nor raises.
         """
-        flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
-        try:
-            if flush_s > 0 and self._open is not None and self._closed is None:
-                await self._flush(flush_s)
-        finally:
-            self._shut(ClientClosedError("the client is closed"))
-            if self._open is not None:
-                if self._closing is None:
-                    self._closing = asyncio.get_running_loop().create_task(self._open.close())
-                await asyncio.shield(self._closing)
+        await super().close(flush_s)
 
     async def page(self, behind: int) -> list[LogEvent]:
         """For iterators: wait for the next events after a number; return none if the client is closed."""
         try:
-            log = self._entered()
+            log = self._opened()
             await self._wait(lambda: log.sync.last > behind)
         except ClientClosedError:
             return []
         page: asyncio.Future[list[LogEvent]] = asyncio.get_running_loop().create_future()
-        log.ask(lambda store: store.read(behind), lambda result: _settle(page, result))
+        log.ask(lambda store: store.read(behind), lambda result: settle(page, result))
         return await page
 
-    async def __aenter__(self) -> Self:
-        if self._closed is not None:
-            raise self._closed
-        async with self._opening:
-            if self._open is None:
-                self._open = await OpenLog.open(
-                    self.log,
-                    self._make_connection,
-                    self.options,
-                    changed=self._wake,
-                    state_changed=self._state_changed,
-                    failed=self._failed,
-                )
-        try:
-            self._entered()  # the client may have been closed meanwhile
-            await wait_for_connection(
-                self.options.connect_timeout_s,
-                self.connected,
-                what=f"no connection to {self.url}",
-                last_error=lambda: self.last_error,
-            )
-        except BaseException:
-            await self.close(flush_s=0)
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Waiting would delay the error that is being raised, and a second error would hide it.
-        await self.close(flush_s=None if error is None else 0)
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.__aenter__().__await__()
-
-    def _entered(self) -> OpenLog:
-        if self._closed is not None:
-            raise self._closed.with_traceback(None)
-        if self._open is None:
-            raise LocalProtocolError("enter the client first: `async with` or `await` it")
+    def _opened(self) -> "OpenLog":
+        self._entered()
+        assert self._open is not None
         return self._open
 
-    async def _wait(self, done: Callable[[], bool]) -> None:
-        log = self._entered()
-        while not done():
-            if log.refusal is not None:
-                raise log.refusal.with_traceback(None)
-            await self._changes.wait()
-            self._entered()
+    # The lifecycle
+
+    async def _start(self) -> None:
+        async with self._opening:
+            if self._open is None:
+                thread = StoreThread(LoguxStore(self.options.store))
+                facts = await thread.open(self.log, self.options.host)
+                log = OpenLog(facts, thread, self.options, self._wake, self._refused)
+                log.link = self._connect(log.session, self._make_connection, log.sync.handle)
+                self._open = log
 
     async def _flush(self, flush_s: float) -> None:
+        if self._over is not None:
+            return
         in_memory = is_in_memory(self.options.store)
 
         def is_over() -> bool:
@@ -212,33 +163,168 @@ class LoguxClient:
         if in_memory and self.unacknowledged:
             raise UnacknowledgedError(self.unacknowledged)
 
-    def _wake(self) -> None:
-        self._changes.set()
-        self._changes.clear()
+    def _is_abort(self, flush_s: float) -> bool:
+        return False
+
+    async def _stop(self, flush_s: float) -> None:
+        if self._open is not None:
+            if self._closing is None:
+                self._closing = asyncio.get_running_loop().create_task(self._close(self._open))
+            await asyncio.shield(self._closing)
+
+    async def _close(self, log: "OpenLog") -> None:
+        log.stop_verifying()
+        await super()._stop(0)
+        await log.close()
+
+    def _refused(self, refusal: RefusedError) -> None:
+        self._refusal = refusal
+        self._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
-        self._wake()
-        self._handlers.tell("state", state)
-
-    def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {described(error)}")
-        closed.__cause__ = error
-        self._shut(closed)
-        if self._open is not None:
-            self._open.session.close()
-        self._handlers.tell("state", ConnectionState.CLOSED)
-
-    def _shut(self, error: ClientClosedError) -> None:
-        """Refuse everything from now on, and wake all waiting tasks."""
-        if self._closed is None:
-            self._closed = error
-            self._wake()
+        if self._open is not None and state in (
+            ConnectionState.DISCONNECTED,
+            ConnectionState.REFUSED,
+        ):
+            self._open.disconnected()
+        super()._state_changed(state)
 
 
-def _settle(future: "asyncio.Future[T]", result: T | Exception) -> None:
-    if future.done():  # cancelled
-        return
-    if isinstance(result, Exception):
-        future.set_exception(result)
-    else:
-        future.set_result(result)
+class OpenLog:
+    """An open log: its store in a thread, its session, and `LoguxSync` between them. Implements `Shell`."""
+
+    link: Link[LoguxEvent]
+    """The client sets the link before anything else happens."""
+
+    def __init__(
+        self,
+        facts: Facts,
+        thread: StoreThread,
+        options: LoguxOptions,
+        changed: Callable[[], None],
+        refused: Callable[[RefusedError], None],
+    ) -> None:
+        """Prepare the first connection. `changed` and `refused` inform the client."""
+        self.host = facts.host
+        self.changed = changed
+        self.ask = thread.ask
+        self._thread = thread
+        self._refused = refused
+        self._verifier = options.verify
+        self._verifying: asyncio.Task[None] | None = None
+        self.session = LoguxClientSession(
+            facts.host,
+            options.credentials,
+            verifies=options.verify is not None,
+            received=facts.received,
+            last=facts.last,
+            unsent=facts.unsent,
+            ping_interval_s=options.ping_interval_s,
+            pings_unanswered_max=options.pings_unanswered_max,
+        )
+        self.sync = LoguxSync(self.session, facts, self, _offset_ms)
+
+    def disconnected(self) -> None:
+        """Forget what belongs to the connection that has ended."""
+        self.stop_verifying()
+        self.sync.disconnected()
+
+    async def close(self) -> None:
+        """Close the store once all its jobs are done. The link must have ended."""
+        with suppress(LocalStoreError):  # only positions are lost; they are found again
+            await self._thread.close()
+
+    # Requests of `LoguxSync`
+
+    def take(self, events: list[LoguxEvent]) -> None:
+        self.link.take(events)
+
+    def read(self, reading: bool) -> None:
+        self.link.read(reading)
+
+    def refused(self, refusal: ConnectionRefused) -> None:
+        self._refused(RefusedError(refusal.kind, refusal.reason))
+
+    def verify(self, question: Verify) -> None:
+        self._verifying = self.link.loop.create_task(self._verify(question))
+
+    async def _verify(self, question: Verify) -> None:
+        reason = None
+        try:
+            assert self._verifier is not None
+            answer = self._verifier(question.host, question.credentials)
+            if isawaitable(answer):
+                answer = await answer
+            if not answer:
+                reason = f"the credentials of the server {question.host!r} are wrong"
+        except Exception as error:  # of the verifier: refuse a server that cannot be checked
+            reason = f"the server could not be verified: {described(error)}"
+        self._verifying = None
+        self.sync.verified(reason, time.monotonic())
+
+    def stop_verifying(self) -> None:
+        """Forget the question whether the server is the right one."""
+        if self._verifying is not None:
+            self._verifying.cancel()
+            self._verifying = None
+
+
+class LogEvents:
+    """An async iterator over a local log, in order and without end, until the client is closed.
+
+    Several tasks may iterate over it; each event goes to one of them.
+    """
+
+    def __init__(self, client: LoguxClient, after: int) -> None:
+        self.after = after
+        """Number of the last event taken: pass it to `events` to continue after it later."""
+        self._client = client
+        self._read = after
+        self._ready: deque[LogEvent] = deque()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> LogEvent:
+        while not self._ready:
+            page = await self._client.page(self._read)
+            if not page:
+                raise StopAsyncIteration
+            # Another task may have received the same page.
+            self._ready.extend(one for one in page if one.added > self._read)
+            self._read = max(self._read, page[-1].added)
+        taken = self._ready.popleft()
+        self.after = taken.added
+        return taken
+
+
+def check_event(event: Any, host: str) -> bytes:
+    """Return the event as JSON; raise BadEventError or PayloadTooLargeError if no server would accept it."""
+    if not isinstance(event, dict) or not isinstance(event.get("type"), str):
+        raise BadEventError("an event must be a dict with a string `type`")
+    try:
+        # Decode the event as a server will.
+        found = logux.decode(logux.pack(["sync", 1, event, _TIME], binary=True), binary=True)
+        assert isinstance(found, logux.Sync)
+        [(same, _)] = found.events
+    except (logux.BadLoguxMessageError, TypeError, ValueError, RecursionError) as error:
+        raise BadEventError(f"an event may contain only JSON values: {error}") from None
+    if same != event:
+        raise BadEventError(
+            "an event may contain only JSON values: None, bool, int, float, str, list, dict"
+        )
+    created = [_TIME[0], host, _TIME[2]]
+    envelope = Envelope(raw_event(event), created=created, origin=host)
+    try:
+        encode_envelope(envelope)
+    except BadEnvelopeError:
+        raise PayloadTooLargeError(
+            f"an event may have about {PAYLOAD_BYTES_MAX} bytes of JSON with its time and host, "
+            f"this one has {len(envelope.event)} without them"
+        ) from None
+    return bytes(envelope.event)
+
+
+def _offset_ms() -> float:
+    """Return the wall clock minus the monotonic clock that sessions use, in milliseconds."""
+    return (time.time() - time.monotonic()) * 1000

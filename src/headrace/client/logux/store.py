@@ -1,4 +1,7 @@
-"""The local log of a Logux client, in a SQLite file or in memory. Elsewhere: connections and threads.
+"""The local log of a Logux client, in a SQLite file or in memory, and the thread that works on it.
+
+The thread is there so that the event loop never waits for the disk. Jobs that arrive during a transaction
+form the next transaction: many events cost one write.
 
 The log contains every event once: an event that arrives again is recognised by its wire time.
 `run` does several jobs in one transaction, which is durable when `run` returns. The positions `sent` and
@@ -14,9 +17,13 @@ difference between the clocks, and the same event must not appear as another one
 Errors of SQLite become LocalStoreError, and files of other programs are refused.
 """
 
+import asyncio
 import contextlib
+import logging
 import os
+import queue
 import sqlite3
+import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -24,8 +31,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from headrace.client.lifecycle import settle
 from headrace.errors import LocalStoreError
 from headrace.payload.logux import Created, Event, Number, plain, stamp_of
+
+logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
 
@@ -96,7 +106,7 @@ class LogFile:
 
     def open(self) -> bool:
         """Lock the file for this process; return True if it is new: then make the tables and call `made`."""
-        with self.told_plainly():
+        with self.plain_errors():
             file = MEMORY if self.path is None else self.path
             self._connection = sqlite3.connect(file, timeout=_LOCK_WAIT_S, isolation_level=None)
             # SQLite keeps its locks until the file is closed, and needs no file for shared memory.
@@ -108,7 +118,7 @@ class LogFile:
             self.do("COMMIT")
             is_new = (application, version, tables) == (0, 0, 0)
             if not is_new and (application, version) != (_APPLICATION, _FORMAT):
-                raise LocalStoreError(f"{self.name} is no store of a Logux client")
+                raise LocalStoreError(f"{self.name} is not a store of a Logux client")
             self.do("PRAGMA journal_mode = WAL")
             self.do("PRAGMA synchronous = FULL")
             return is_new
@@ -121,7 +131,7 @@ class LogFile:
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """Commit all statements of the block durably, or none of them."""
-        with self.told_plainly():
+        with self.plain_errors():
             self.do("BEGIN")
             try:
                 yield
@@ -146,7 +156,7 @@ class LogFile:
             self._connection = None
 
     @contextlib.contextmanager
-    def told_plainly(self) -> Iterator[None]:
+    def plain_errors(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, msgspec.DecodeError) as error:
@@ -255,7 +265,7 @@ class LoguxStore:
         """Open or create the store; raise LocalStoreError if it is in use or not of this log and host."""
         try:
             is_new = self._file.open()
-            with self._file.told_plainly():
+            with self._file.plain_errors():
                 if is_new:
                     self._make(log, host or str(uuid.uuid4()))
                 self._load()
@@ -458,3 +468,97 @@ class LoguxStore:
             *self._made,
             *self._told,
         )
+
+
+JOBS_MAX = 1000
+"""Number of jobs in one transaction."""
+
+Done = Callable[[Any], None]
+"""Called in the event loop with the result or the exception of a job."""
+
+
+class _Asked(NamedTuple):
+    job: Job
+    done: Done
+
+
+class StoreThread:
+    """A thread that runs jobs, and reports their results, in the order in which they were requested."""
+
+    def __init__(self, store: LoguxStore) -> None:
+        self._store = store
+        self._loop = asyncio.get_running_loop()
+        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._opened: asyncio.Future[Facts] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
+        self._thread: threading.Thread | None = None
+
+    async def open(self, log: str, host: str | None) -> Facts:
+        """Start the thread and open the store; raise LocalStoreError if that fails, and end the thread."""
+        # A daemon thread: reported results are durable, even if the program ends without closing.
+        name = f"headrace store {self._store.path or 'in memory'}"
+        self._thread = threading.Thread(target=self._run, args=(log, host), name=name, daemon=True)
+        self._thread.start()
+        try:
+            return await self._opened
+        except BaseException:
+            await self.close()
+            raise
+
+    def ask(self, job: Job, done: Done) -> None:
+        self._asked.put(_Asked(job, done))
+
+    async def close(self) -> None:
+        """Finish all jobs and end the thread; raise LocalStoreError if closing the store fails."""
+        if self._thread is not None:
+            self._asked.put(None)
+            await self._closed
+
+    # Run in the thread
+
+    def _run(self, log: str, host: str | None) -> None:
+        try:
+            facts = self._store.open(log, host)
+        except BaseException as error:  # raised again in `open`
+            self._tell(settle, self._opened, error)
+            self._tell(settle, self._closed, None)
+            return
+        self._tell(settle, self._opened, facts)
+        while self._work():
+            pass
+        try:
+            self._store.close()
+        except BaseException as error:  # raised again in `close`
+            self._tell(settle, self._closed, error)
+        else:
+            self._tell(settle, self._closed, None)
+
+    def _work(self) -> bool:
+        """Run one transaction; return False after the last."""
+        asked: list[_Asked] = []
+        is_last = False
+        while not is_last and len(asked) < JOBS_MAX and not (asked and self._asked.empty()):
+            one = self._asked.get()
+            if one is None:
+                is_last = True
+            else:
+                asked.append(one)
+        if asked:
+            try:
+                results = self._store.run([one.job for one in asked])
+            except Exception as error:  # reported to the callers
+                results = [error] * len(asked)
+            self._tell(_report, asked, results)
+        return not is_last
+
+    def _tell(self, function: Callable[..., None], *args: Any) -> None:
+        with contextlib.suppress(RuntimeError):  # a program may end its loop without closing us
+            self._loop.call_soon_threadsafe(function, *args)
+
+
+def _report(asked: list[_Asked], results: list[Any]) -> None:
+    for one, result in zip(asked, results, strict=True):
+        try:
+            one.done(result)
+        except Exception:  # one failing callback must not keep the others waiting
+            logger.exception("internal error in a callback of the local store")

@@ -8,30 +8,27 @@ make the thread wait for itself raise LocalProtocolError.
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, overload
+from typing import Any, Literal, Self, overload
 
-from headrace.client.client_thread import ClientThread
+from headrace.client.blocking import Blocking, ClientThread
 from headrace.client.topics.client import Client, Payload, as_bytes
-from headrace.client.topics.events import ConnectionState, Message, Missed
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
-from headrace.client.topics.subscription import Handler, Subscription, check_handler
+from headrace.client.topics.subscription import Handler, Message, Subscription
 from headrace.errors import (
     ClientClosedError,
-    LocalProtocolError,
     PublishRefusedError,
     ReaderLostError,
     UnacknowledgedError,
     WindowFullError,
 )
 from headrace.model import check_publish_topic
-from headrace.session.topics.events import check_payload, check_topic_type
-
-T = TypeVar("T")
+from headrace.session.client import ConnectionState
+from headrace.session.topics.events import Missed, check_payload, check_topic_type
 
 GATHER_S = 0.001
 """Seconds for which `publish_nowait` collects messages before the client's thread gets them: waking the
@@ -39,20 +36,16 @@ thread for each message would cost more than all other work. A call that waits f
 delay."""
 
 
-class BlockingClient:
+class BlockingClient(Blocking[Client]):
     """A client whose methods wait. `timeout_s` is in seconds everywhere; None means no limit."""
 
+    _advice = (
+        "a handler runs in the client's own thread, which would wait here for itself: "
+        "call publish_nowait, or use another thread"
+    )
+
     def __init__(self, client: Client) -> None:
-        self._client = client
-        self._thread = ClientThread(
-            f"headrace {client.url}",
-            self._enter,
-            self._leave,
-            "a handler runs in the client's own thread, and would wait here for itself: "
-            "use publish_nowait, or another thread",
-        )
-        # Guards the fields below; notified when publishes are settled.
-        self._lock = self._thread.lock
+        # The lock of the thread guards these fields. It is notified when publishes are settled.
         self._queue: deque[tuple[str, bytes, Future[None]]] = deque()
         self._drain_scheduled = False
         self._published = 0
@@ -60,21 +53,9 @@ class BlockingClient:
         self._in_flight_bytes = 0
         self._refusal: PublishRefusedError | None = None
         """The first refusal that neither `publish` nor `flush` has raised yet."""
-        self._thread.start()
-
-    @property
-    def state(self) -> ConnectionState:
-        return self._client.state
-
-    @property
-    def latency_s(self) -> float | None:
-        """Round trip to the server, from the last answered ping; None before the first."""
-        return self._client.latency_s
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the last connection or attempt ended; empty while connected."""
-        return self._client.last_error
+        client.on("state", self._state_changed)
+        super().__init__(client)
+        self._lock = self._thread.lock
 
     @property
     def unacknowledged(self) -> int:
@@ -187,42 +168,26 @@ class BlockingClient:
         client's thread. The iteration ends if no message arrives for `timeout_s`. `reader`, `start` and `ack`
         are those of `Client.subscribe`.
         """
-        check_handler(handler)
-        if reader is not None:
-            if offset is not None or serial is not None:
-                raise LocalProtocolError(
-                    "a reader starts at its own place: give no offset or serial"
-                )
-            return self._read(topic, handler, reader, start, ack, timeout_s)
+        # An iteration acknowledges single messages, although it fetches batches.
+        is_manual = reader is not None and handler is None and ack == "auto"
+        inner: Any = {
+            "offset": offset,
+            "serial": serial,
+            "reader": reader,
+            "start": start,
+            "ack": "manual" if is_manual else ack,
+        }
 
         async def subscribe() -> Subscription:
-            return self._client.subscribe(topic, handler, offset=offset, serial=serial)
+            made: Subscription = self._client.subscribe(topic, handler, **inner)
+            return made
 
-        return BlockingSubscription(self, self.call(subscribe), timeout_s)
-
-    def _read(
-        self,
-        topic: str,
-        handler: Handler | None,
-        reader: str,
-        start: Start,
-        ack: Acknowledge,
-        timeout_s: float | None,
-    ) -> "BlockingReaderSubscription":
-        # An iteration acknowledges single messages, although it fetches batches.
-        inner: Acknowledge = "manual" if handler is None and ack == "auto" else ack
-
-        async def subscribe() -> ReaderSubscription:
-            return self._client.subscribe(topic, handler, reader=reader, start=start, ack=inner)
-
-        is_auto = ack == "auto"
-        return BlockingReaderSubscription(self, self.call(subscribe), timeout_s, is_auto=is_auto)
-
-    def soon(self, call: Callable[[], None]) -> None:
-        """For subscriptions: schedule a call in the client's thread, unless the client is closed."""
-        with self._lock:
-            if not self._thread.is_closed:
-                self._thread.loop.call_soon_threadsafe(call)
+        found = self._thread.call(subscribe)
+        if isinstance(found, ReaderSubscription):
+            return BlockingReaderSubscription(
+                self, self._thread, found, timeout_s, is_auto=ack == "auto"
+            )
+        return BlockingSubscription(self, self._thread, found, timeout_s)
 
     def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic; do nothing if there is none.
@@ -232,7 +197,7 @@ class BlockingClient:
         if self._thread.is_current:
             self._client.unsubscribe_nowait(topic)
         else:
-            self.call(lambda: self._client.unsubscribe(topic))
+            self._thread.call(lambda: self._client.unsubscribe(topic))
 
     @overload
     def on(
@@ -260,15 +225,12 @@ class BlockingClient:
             if flush_s > 0 and not self._thread.is_closed:
                 self._settled(flush_s)
                 if not self._thread.is_current:
-                    self._flush_readers(flush_s)
+                    self._thread.call(self._client.flush_readers, flush_s)
         except (TimeoutError, ClientClosedError):  # the second: closed by another thread
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
         finally:
             self._thread.end()
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(
         self,
@@ -277,17 +239,6 @@ class BlockingClient:
         traceback: TracebackType | None,
     ) -> None:
         self.close(flush_s=None if error is None else 0)
-
-    def call(self, function: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Run a coroutine in the client's thread and wait for its result."""
-        return self._thread.call(function)
-
-    def _flush_readers(self, timeout_s: float) -> None:
-        async def flush() -> None:
-            async with asyncio.timeout(timeout_s):
-                await self._client.flush_readers()
-
-        self.call(flush)
 
     def _has_room(self) -> bool:
         options = self._client.options
@@ -298,9 +249,8 @@ class BlockingClient:
 
     def _hurry(self) -> None:
         """Pass collected publishes to the client's thread now."""
-        with self._lock:
-            if self._queue and not self._thread.is_closed:
-                self._thread.loop.call_soon_threadsafe(self._drain)
+        if self._queue:
+            self._thread.soon(self._drain)
 
     def _wait(self, done: Callable[[], bool], timeout_s: float | None, what: str) -> None:
         with self._lock:
@@ -315,19 +265,11 @@ class BlockingClient:
 
     # Run in the client's thread
 
-    async def _enter(self) -> None:
-        self._client.on("state", self._state_changed)
-        await self._client
-
-    async def _leave(self) -> None:
-        await self._client.close(flush_s=0)
-        closed = ClientClosedError("the client is closed")
-        for _, _, future in self._queue:
-            future.set_exception(closed)
-
     def _state_changed(self, state: ConnectionState) -> None:
         if state is ConnectionState.CLOSED:  # also when the client failed on its own
             self._thread.close()
+            while self._queue:
+                self._queue.popleft()[2].set_exception(ClientClosedError("the client is closed"))
 
     def _drain(self) -> None:
         with self._lock:
@@ -335,7 +277,7 @@ class BlockingClient:
         batch: list[tuple[Future[None], asyncio.Future[None]]] = []
         batch_bytes = 0
         last: asyncio.Future[None] | None = None
-        # Full: `_settle` calls this again after an acknowledgement. Closed: `_leave` fails queued publishes.
+        # Full: `_settle` calls this again after an acknowledgement. Closed: the queued publishes fail.
         with suppress(WindowFullError, ClientClosedError):
             while self._queue:
                 topic, payload, future = self._queue[0]
@@ -380,11 +322,16 @@ class BlockingSubscription:
     """
 
     def __init__(
-        self, client: BlockingClient, subscription: Subscription, timeout_s: float | None
+        self,
+        client: BlockingClient,
+        thread: ClientThread,
+        subscription: Subscription,
+        timeout_s: float | None,
     ) -> None:
         self.topic = subscription.topic
         self.timeout_s = timeout_s
         self._client = client
+        self._thread = thread
         self._subscription = subscription
         self._last: Message | None = None
         # Filled by the client's thread, so that messages which arrive after a timeout are not lost.
@@ -405,7 +352,7 @@ class BlockingSubscription:
 
         None over Wombat if the server's serials do not contain offsets: see `serial`.
         """
-        return self._client.call(self._subscription.attached)
+        return self._thread.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:
         """End this subscription, as `client.unsubscribe` does."""
@@ -429,24 +376,18 @@ class BlockingSubscription:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with suppress(ClientClosedError):  # the subscription has ended with the client
             self.unsubscribe()
 
     def _fetch(self) -> bool:
         async def fetch() -> bool:
-            async with asyncio.timeout(self.timeout_s):
-                batch = await self._subscription.batch()
+            batch = await self._subscription.batch()
             self._ready.extend(batch)
             return bool(batch)
 
         try:
-            return self._client.call(fetch)
+            return self._thread.call(fetch, self.timeout_s)
         except (TimeoutError, ClientClosedError):
             return False
 
@@ -462,12 +403,13 @@ class BlockingReaderSubscription(BlockingSubscription):
     def __init__(
         self,
         client: BlockingClient,
+        thread: ClientThread,
         subscription: ReaderSubscription,
         timeout_s: float | None,
         *,
         is_auto: bool,
     ) -> None:
-        super().__init__(client, subscription, timeout_s)
+        super().__init__(client, thread, subscription, timeout_s)
         self.reader = subscription.reader
         self._is_auto = is_auto
         self._unhandled: Message | None = None
@@ -492,22 +434,21 @@ class BlockingReaderSubscription(BlockingSubscription):
         async def ack() -> None:
             self._subscription.ack(message)
 
-        self._client.call(ack)
+        self._thread.call(ack)
 
     def flush(self, timeout_s: float | None = None) -> None:
         """Wait until acknowledgements are stored, as `ReaderSubscription.flush` does."""
 
         async def flush() -> None:
             self._tell_handled()
-            async with asyncio.timeout(timeout_s):
-                await self._subscription.flush()
+            await self._subscription.flush()
 
-        self._client.call(flush)
+        self._thread.call(flush, timeout_s)
 
     def unsubscribe(self) -> None:
         if not self._subscription.ended:
             # Runs in the same thread before unsubscribing, so that handled messages are acknowledged.
-            self._client.soon(self._tell_handled)
+            self._thread.soon(self._tell_handled)
         super().unsubscribe()
 
     def __next__(self) -> Message:
@@ -515,7 +456,7 @@ class BlockingReaderSubscription(BlockingSubscription):
             self._handled.append(self._unhandled)
             self._unhandled = None
             if len(self._handled) == 1:
-                self._client.soon(self._tell_handled)
+                self._thread.soon(self._tell_handled)
         if self._ready and not self._subscription.is_sure and not self._make_sure():
             raise StopIteration
         if self._losses != self._subscription.losses:
@@ -528,13 +469,8 @@ class BlockingReaderSubscription(BlockingSubscription):
 
     def _make_sure(self) -> bool:
         """Ask the server whether fetched messages are still ours; return False if it does not answer."""
-
-        async def make_sure() -> None:
-            async with asyncio.timeout(self.timeout_s):
-                await self._subscription.until_sure()
-
         try:
-            self._client.call(make_sure)
+            self._thread.call(self._subscription.until_sure, self.timeout_s)
         except (TimeoutError, ClientClosedError):
             return False
         return True

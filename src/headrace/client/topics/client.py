@@ -1,28 +1,24 @@
 """The client of an application, for every protocol that has topics. Elsewhere: frames, sockets and retries.
 
-`Client` combines a session (the protocol), a link (connections and time) and a flow (slow subscriptions). It
-keeps the application's futures, subscriptions and handlers. A client belongs to one event loop and is not
-safe to use from other threads; the one in `blocking.py` is.
+`Client` adds publishes, subscriptions and named readers to the lifecycle of every client. A client belongs to
+one event loop and is not safe to use from other threads; the one in `blocking.py` is.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from secrets import randbits
-from time import monotonic
-from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, overload
 
-from headrace.client.entering import wait_for_connection
+from headrace.client.lifecycle import Lifecycle, fail_quietly
 from headrace.client.link import Link
-from headrace.client.topics.events import Handlers
-from headrace.client.topics.flow import Flow
+from headrace.client.options import Backoff
 from headrace.client.topics.lake import LakeGap, open_lake
-from headrace.client.topics.options import Options, Pace
+from headrace.client.topics.options import Options
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
-from headrace.client.topics.subscription import Handler, Subscription, check_handler
+from headrace.client.topics.subscription import Flow, Handler, Subscription, check_handler
 from headrace.client.transport.connection import MakeConnection
 from headrace.errors import (
     ClientClosedError,
@@ -32,7 +28,6 @@ from headrace.errors import (
     ReaderRefusedError,
     UnacknowledgedError,
 )
-from headrace.printing import described
 from headrace.session.client import ConnectionState
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import (
@@ -56,11 +51,13 @@ from headrace.session.topics.events import (
 Payload = bytes | bytearray | memoryview
 
 
-class Client:
+class Client(Lifecycle[Event]):
     """A client that publishes and subscribes to topics of one server, and reconnects when necessary.
 
     Use `async with connect(url) as client`, or `client = await connect(url)` and `client.close()`.
     """
+
+    options: Options
 
     def __init__(
         self,
@@ -68,15 +65,13 @@ class Client:
         session: ClientSession,
         make_connection: MakeConnection,
         options: Options,
-        pace: Pace,
+        backoff: Backoff,
     ) -> None:
-        self.url = url
-        self.options = options
+        super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._pace = pace
+        self._backoff = backoff
         self._lake = open_lake(options.lake) if options.lake is not None else None
-        self._handlers = Handlers("state", "missed", "reader")
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
         """Number by which the server recognises this client on a later connection."""
@@ -86,28 +81,9 @@ class Client:
         self._publishes: deque[asyncio.Future[None]] = deque()
         self._published = 0
         self._acknowledged = 0
-        self._refusal: PublishRefusedError | None = None
+        self._refused: PublishRefusedError | None = None
         """The first refusal that neither `publish` nor `flush` has raised yet."""
-        self._closed: ClientClosedError | None = None
-        # Both are set and cleared in one step: this wakes all waiting tasks, which then check again.
-        self._acks = asyncio.Event()
-        self._changes = asyncio.Event()
-        self._link: Link[Event] | None = None
         self._flow: Flow | None = None
-
-    @property
-    def state(self) -> ConnectionState:
-        return self._session.state
-
-    @property
-    def latency_s(self) -> float | None:
-        """Round trip to the server, from the last answered ping; None before the first."""
-        return self._session.latency_s
-
-    @property
-    def last_error(self) -> str:
-        """Reason why the last connection or attempt ended; empty while connected."""
-        return self._link.last_error if self._link is not None else ""
 
     @property
     def unacknowledged(self) -> int:
@@ -126,8 +102,8 @@ class Client:
         try:
             await self.publish_nowait(topic, payload)
         except PublishRefusedError as error:
-            if self._refusal is error:
-                self._refusal = None
+            if self._refused is error:
+                self._refused = None
             raise
 
     def publish_nowait(self, topic: str, payload: Payload) -> "asyncio.Future[None]":
@@ -139,8 +115,8 @@ class Client:
         WindowFullError if too much is unacknowledged: `await client.window()` first.
         """
         link = self._link
-        if link is None or self._closed is not None:
-            link = self._running()[0]
+        if link is None or self._over is not None:
+            link = self._entered()
         if type(payload) is not bytes:
             payload = as_bytes(payload)
         self._session.publish(topic, payload)
@@ -148,16 +124,16 @@ class Client:
         self._publishes.append(future)
         self._published += 1
         link.send_soon()
-        if not link.reading:
-            self._step_aside()
+        if not link.reading and self._flow is not None:
+            # Reading is paused for a slow subscription, but an acknowledgement is now expected.
+            self._flow.step_aside()
         return future
 
     async def window(self) -> None:
         """Wait until `publish_nowait` has room."""
-        self._running()
-        while not self._session.has_room:
-            await self._acks.wait()
-            self._running()
+        self._entered()
+        if not self._session.has_room:
+            await self._wait(lambda: self._session.has_room)
 
     async def flush(self) -> None:
         """Wait until everything published so far is acknowledged.
@@ -165,16 +141,13 @@ class Client:
         Raises PublishRefusedError if the server refused one of the messages; the others are acknowledged.
         """
         await self._settled()
-        if self._refusal is not None:
-            refusal, self._refusal = self._refusal, None
+        if self._refused is not None:
+            refusal, self._refused = self._refused, None
             raise refusal
 
     async def _settled(self) -> None:
-        self._running()
         until = self._published
-        while self._acknowledged < until:
-            await self._acks.wait()
-            self._running()
+        await self._wait(lambda: self._acknowledged >= until)
 
     @overload
     def subscribe(
@@ -220,24 +193,24 @@ class Client:
         `ack="manual"`, the application calls the subscription's `ack`.
         """
         check_handler(handler)
-        link, _ = self._running()
+        link = self._entered()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
         if reader is not None:
             if offset is not None or serial is not None:
                 raise LocalProtocolError(
-                    "a reader starts at its own place: give no offset or serial"
+                    "a reader starts at its stored position: pass neither offset nor serial"
                 )
             return self._read(link, topic, handler, reader, start, ack)
         if offset is not None and serial is not None:
-            raise LocalProtocolError("give one of `offset` and `serial`")
+            raise LocalProtocolError("pass `offset` or `serial`, not both")
         if serial is not None and not isinstance(serial, str):
             raise TypeError(f"a serial is str, not {type(serial).__name__}")
         place = self._session.attach(topic, offset if serial is None else serial)
         link.send_soon()
         if topic in self._detaching:
             self._detaching.discard(topic)
-            _wake(self._changes)
+            self._wake()
         subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
         if handler is not None:
@@ -265,7 +238,7 @@ class Client:
             instance=self._instance,
         )
         link.send_soon()
-        subscription = ReaderSubscription(self, topic, reader, ack)
+        subscription = ReaderSubscription(self, self._session, link, topic, reader, ack)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
@@ -282,10 +255,11 @@ class Client:
 
     def unsubscribe_nowait(self, topic: str) -> None:
         """End the subscription of a topic without waiting for the server; nothing more is delivered."""
-        link, flow = self._running()
+        link = self._entered()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
-            flow.forget(subscription)
+            if self._flow is not None:
+                self._flow.forget(subscription)
             subscription.end()
             if self._session.detach(topic):
                 self._detaching.add(topic)
@@ -312,87 +286,6 @@ class Client:
         """
         return self._handlers.add(event, handler)
 
-    async def connected(self) -> None:
-        """Wait until there is a connection."""
-        self._running()
-        while self.state is not ConnectionState.CONNECTED:
-            await self._changes.wait()
-            self._running()
-
-    async def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
-
-        Raises UnacknowledgedError if some are missing by then. With 0 it neither waits nor raises.
-        Iterations end; futures and waiting calls raise ClientClosedError.
-        """
-        if self._link is None or self._closed is not None:
-            self._shut(ClientClosedError("the client is closed"))
-            return
-        flush_s = self.options.flush_timeout_s if flush_s is None else flush_s
-        try:
-            if flush_s > 0:
-                async with asyncio.timeout(flush_s):
-                    await self.flush_readers()
-                    if self.unacknowledged:
-                        await self._settled()
-        except (TimeoutError, ClientClosedError):  # the second: closed by another call
-            if self.unacknowledged:
-                raise UnacknowledgedError(self.unacknowledged) from None
-        finally:
-            aborting = self.unacknowledged > 0
-            self._shut(ClientClosedError("the client is closed"))
-            await self._link.stop(abort=aborting)
-            if self._session.state is not ConnectionState.CLOSED:
-                self._session.close()
-                self._handlers.tell("state", ConnectionState.CLOSED)
-
-    async def __aenter__(self) -> Self:
-        self._start()
-        try:
-            await wait_for_connection(
-                self.options.connect_timeout_s,
-                self.connected,
-                what=f"no connection to {self.url}",
-                last_error=lambda: self.last_error,
-            )
-        except BaseException:
-            await self.close(flush_s=0)
-            raise
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        # Waiting would delay the error that is being raised, and a second error would hide it.
-        await self.close(flush_s=None if error is None else 0)
-
-    def __await__(self) -> Generator[Any, None, Self]:
-        return self.__aenter__().__await__()
-
-    def handled(self, topic: str, offset: int) -> bool:
-        """For subscriptions: mark a reader's message as handled; return False if it is no longer ours."""
-        is_ours = self._session.handled(topic, offset)
-        if is_ours and self._link is not None:
-            self._link.send_soon()
-        return is_ours
-
-    def handled_up_to(self, topic: str) -> int:
-        """For subscriptions: return the offset up to which every message of a reader was handled."""
-        return self._session.handled_up_to(topic)
-
-    def is_sure(self, topic: str) -> bool:
-        """For subscriptions: True while no other process can have a reader's messages. Thread-safe."""
-        return self._session.is_sure(topic, monotonic())
-
-    def make_sure(self, topic: str) -> None:
-        """For subscriptions: ask the server; `ReaderSubscription.sure` is called when it answers."""
-        self._session.make_sure(topic, monotonic())
-        if self._link is not None:
-            self._link.send_soon()
-
     async def flush_readers(self) -> None:
         """Wait until the server has stored the readers' acknowledgements; do not wait for a connection."""
         for subscription in list(self._subscriptions.values()):
@@ -406,30 +299,28 @@ class Client:
         if self._flow is not None:
             self._flow.caught_up(subscription)
 
-    def _start(self) -> None:
-        if self._closed is not None:
-            raise self._closed
+    async def _start(self) -> None:
         if self._link is None:
-            self._link = Link(
-                self._session,
-                self._make_connection,
-                backoff=self._pace.backoff,
-                attempt_timeout_s=self.options.attempt_timeout_s,
-                handle=self._handle,
-                changed=self._state_changed,
-                failed=self._failed,
-            )
-            self._flow = Flow(self._link, self._session, self.options.receive_pause_s)
+            link = self._connect(self._session, self._make_connection, self._handle, self._backoff)
+            self._flow = Flow(link, self._session, self.options.receive_pause_s)
 
-    def _running(self) -> tuple[Link[Event], Flow]:
-        if self._closed is not None:
-            raise self._closed
-        if self._link is None or self._flow is None:
-            raise LocalProtocolError("enter the client first: `async with` or `await` it")
-        return self._link, self._flow
+    async def _flush(self, flush_s: float) -> None:
+        if self._over is not None:
+            return
+        try:
+            async with asyncio.timeout(flush_s):
+                await self.flush_readers()
+                if self.unacknowledged:
+                    await self._settled()
+        except (TimeoutError, ClientClosedError):  # the second: closed by another call
+            if self.unacknowledged:
+                raise UnacknowledgedError(self.unacknowledged) from None
+
+    def _is_abort(self, flush_s: float) -> bool:
+        return self.unacknowledged > 0
 
     def _handle(self, events: list[Event]) -> None:
-        if self._closed is not None:
+        if self._over is not None:
             return
         for event in events:
             if isinstance(event, TopicMessages):
@@ -444,7 +335,7 @@ class Client:
                 self._subscriptions[event.topic].begin(event.place)
             elif isinstance(event, TopicDetached):
                 self._detaching.discard(event.topic)
-                _wake(self._changes)
+                self._wake()
             elif isinstance(event, ReaderEvent):
                 self._of_reader(event)
 
@@ -500,17 +391,14 @@ class Client:
             future = self._publishes.popleft()
             if not future.done():
                 future.set_result(None)
-        _wake(self._acks)
+        self._wake()
 
     def _refuse(self, error: PublishRefusedError) -> None:
         """Give up the oldest publish."""
         self._acknowledged += 1
-        self._refusal = self._refusal or error
-        future = self._publishes.popleft()
-        if not future.done():
-            future.set_exception(error)
-            future.exception()  # no warning if nothing awaits it: `flush` raises the error
-        _wake(self._acks)
+        self._refused = self._refused or error
+        fail_quietly([self._publishes.popleft()], error)  # `flush` raises the error too
+        self._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
         if state is ConnectionState.DISCONNECTED:
@@ -520,38 +408,16 @@ class Client:
                     subscription.doubt()
             if self._flow is not None:
                 self._flow.disconnected()
-        _wake(self._changes)
-        self._handlers.tell("state", state)
+        super()._state_changed(state)
 
-    def _failed(self, error: BaseException) -> None:
-        closed = ClientClosedError(f"the client failed: {described(error)}")
-        closed.__cause__ = error
-        self._shut(closed)
-        self._session.close()
-        self._handlers.tell("state", ConnectionState.CLOSED)
-
-    def _step_aside(self) -> None:
-        # Reading is paused for a slow subscription, but an acknowledgement is now expected.
-        if self._flow is not None:
-            self._flow.step_aside()
-
-    def _shut(self, error: ClientClosedError) -> None:
-        """Refuse everything from now on, and fail all pending calls."""
-        if self._closed is not None:
-            return
-        self._closed = error
+    def _fail_pending(self, error: ClientError) -> None:
         if self._flow is not None:
             self._flow.stop()
         for subscription in self._subscriptions.values():
             subscription.end()
-        for future in self._publishes:
-            if not future.done():
-                future.set_exception(error)
-                future.exception()  # no warning if nothing awaits it
+        fail_quietly(self._publishes, error)
         self._publishes.clear()
         self._detaching.clear()
-        _wake(self._acks)
-        _wake(self._changes)
 
 
 def as_bytes(payload: Payload) -> bytes:
@@ -561,8 +427,3 @@ def as_bytes(payload: Payload) -> bytes:
         kind = type(payload).__name__
         hint = ": encode it" if kind == "str" else ""
         raise TypeError(f"a payload is bytes, not {kind}{hint}") from None
-
-
-def _wake(event: asyncio.Event) -> None:
-    event.set()
-    event.clear()

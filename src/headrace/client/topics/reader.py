@@ -3,17 +3,19 @@
 import asyncio
 from collections import deque
 from time import monotonic
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
-from headrace.client.topics.events import Message
+from headrace.client.link import Link
 from headrace.client.topics.subscription import (
     Handler,
+    Message,
     SubscribingClient,
     Subscription,
     call_handler,
 )
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
-from headrace.session.topics.events import ReadMessages
+from headrace.session.topics.client import ClientSession
+from headrace.session.topics.events import Event, ReadMessages
 
 Start = Literal["oldest", "newest"]
 """Start of a reader that has no cursor."""
@@ -36,24 +38,6 @@ class ReaderChange(NamedTuple):
     reason: str = ""
 
 
-class ReadingClient(SubscribingClient, Protocol):
-    """The client, as its readers see it."""
-
-    def handled(self, topic: str, offset: int) -> bool:
-        """Mark a message as handled; return False if it is no longer this client's."""
-
-    def handled_up_to(self, topic: str) -> int:
-        """Return the offset up to which every message was handled."""
-
-    def is_sure(self, topic: str) -> bool:
-        """Return True while no other process can have this reader's messages."""
-
-    def make_sure(self, topic: str) -> None:
-        """Ask the server; `ReaderSubscription.sure` is called when it answers."""
-
-    def unsubscribe_nowait(self, topic: str) -> None: ...
-
-
 class ReaderSubscription(Subscription):
     """An async iterator over the messages of one topic that a named reader has not acknowledged.
 
@@ -62,7 +46,13 @@ class ReaderSubscription(Subscription):
     """
 
     def __init__(
-        self, client: ReadingClient, topic: str, reader: str, acknowledge: Acknowledge
+        self,
+        client: SubscribingClient,
+        session: ClientSession,
+        link: Link[Event],
+        topic: str,
+        reader: str,
+        acknowledge: Acknowledge,
     ) -> None:
         super().__init__(client, topic, None, 0)
         self.reader = reader
@@ -70,7 +60,8 @@ class ReaderSubscription(Subscription):
         """Offset up to which every message is durably acknowledged. None until the reader is first active."""
         self.losses = 0
         """Number of times that unacknowledged messages went to another process."""
-        self._reading_client = client
+        self._session = session
+        self._link = link
         self._is_auto = acknowledge == "auto"
         self._fresh: deque[deque[Message]] = deque()
         """Received messages that are not taken yet, in the batches in which they arrived."""
@@ -118,7 +109,7 @@ class ReaderSubscription(Subscription):
         """
         if message.topic != self.topic or message.next_offset is None:
             raise LocalProtocolError(f"this is not a message of {self.topic!r}")
-        if not self._reading_client.handled(self.topic, message.next_offset):
+        if not self._handled(message.next_offset):
             if self.acknowledged is not None and message.next_offset <= self.acknowledged:
                 return
             raise self._lost_error()
@@ -129,7 +120,7 @@ class ReaderSubscription(Subscription):
         It does not wait for acknowledged messages that follow an unacknowledged one.
         """
         losses = self.losses
-        until = self._reading_client.handled_up_to(self.topic)
+        until = self._session.handled_up_to(self.topic)
         while (self.acknowledged or 0) < until:
             if self.losses != losses:
                 raise self._lost_error()
@@ -155,14 +146,15 @@ class ReaderSubscription(Subscription):
 
     @property
     def is_sure(self) -> bool:
-        """True while no other process can have received the messages that are buffered here."""
-        return self._reading_client.is_sure(self.topic)
+        """True while no other process can have received the messages buffered here. Thread-safe."""
+        return self._session.is_sure(self.topic, monotonic())
 
     async def until_sure(self) -> None:
         """Wait until `is_sure`, the messages went to another process, or the subscription has ended."""
         losses = self.losses
         while not (self.is_sure or self.ended or self.losses != losses):
-            self._reading_client.make_sure(self.topic)
+            self._session.make_sure(self.topic, monotonic())
+            self._link.send_soon()
             await self._news.wait()
 
     def sure(self) -> None:
@@ -190,10 +182,7 @@ class ReaderSubscription(Subscription):
         super().end()
 
     async def _next_fresh(self) -> None:
-        if self._handing is not None:
-            raise LocalProtocolError(
-                f"{self.topic!r} was subscribed with a handler: its messages go there only"
-            )
+        self._check_no_handler()
         await self._wait_for_fresh()
 
     async def _wait_for_fresh(self) -> None:
@@ -204,7 +193,7 @@ class ReaderSubscription(Subscription):
             )
         for message in self._taken:
             assert message.next_offset is not None
-            self._reading_client.handled(self.topic, message.next_offset)
+            self._handled(message.next_offset)
         self._taken.clear()
         if self._fresh and monotonic() < self._turn_at:
             return
@@ -223,6 +212,13 @@ class ReaderSubscription(Subscription):
             self._waiters -= 1
         if self._failure is not None:
             raise self._failure
+
+    def _handled(self, offset: int) -> bool:
+        """Mark a message as handled; return False if it is no longer this client's."""
+        is_ours = self._session.handled(self.topic, offset)
+        if is_ours:
+            self._link.send_soon()
+        return is_ours
 
     def _took(self, messages: list[Message]) -> None:
         self._place = messages[-1].next_offset
@@ -247,7 +243,7 @@ class ReaderSubscription(Subscription):
             losses = self.losses
             if not await call_handler(handler, message, lambda: self.ended):
                 if not self.ended:
-                    self._reading_client.unsubscribe_nowait(self.topic)
+                    self._client.unsubscribe_nowait(self.topic)
                 return
             if losses == self.losses:
                 self._took([message])

@@ -12,8 +12,7 @@ from contextlib import suppress
 from ssl import SSLContext
 from typing import Any
 
-from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport
-from headrace.client.transport.tcp import open_socket
+from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport, open_socket
 from headrace.picows_adapter import (
     WSCloseCode,
     WSError,
