@@ -136,7 +136,7 @@ def test_a_directory_of_something_else_is_left_alone(tmp_path):
     )
     commit_file.write_text("")
     assert f"{ours / LOG} cannot be read: " in refused(ours, by_topic=True)
-    with pytest.raises(LakeError, match="there is no format 'csv' of lakes"):
+    with pytest.raises(LakeError, match="unknown lake format 'csv'"):
         find_table(ours, "csv", Shape())
 
 

@@ -400,7 +400,7 @@ def test_bad_input_is_refused_and_nothing_is_written(published, tmp_path):
     assert "holds something else" in refused(LakeError, tmp_path)
     below = tmp_path / "notes.txt" / "lake"
     assert refused(LakeError, below) == f"{below} cannot be written to: Not a directory"
-    assert "there is no format" in refused(LakeError, new, format="csv")
+    assert "unknown lake format" in refused(LakeError, new, format="csv")
     published.export(new)
     assert "leave out --by-topic" in refused(LakeError, new, by_topic=True)
     (commit, *_) = sorted((new / "_delta_log").glob("*.json"))
