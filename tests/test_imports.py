@@ -64,6 +64,39 @@ OF_EXTRAS = {
 }
 """Packages of extras, and the layers that may import them; everything else works without them."""
 
+DOORS = {
+    ("broker", "log"): {"store", "records"},
+    ("reader", "log"): {"layout", "records", "batch.blocks", "read.index", "read.raw"},
+    ("spark", "log"): set(),
+    ("pipeline", "log"): set(),
+    ("pipeline.audit", "log"): {
+        *("layout", "records", "catalogue.catalogue", "catalogue.rows", "read.index"),
+        *("verify.checks", "verify.verify"),
+    },
+    ("cli", "log"): {"backup", "verify.inspect", "verify.verify"},
+    ("server", "log"): {
+        *("store", "embedded", "layout", "disk"),
+        *("batch.staging", "read.index", "read.raw"),
+    },
+    ("client", "session"): {
+        *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),
+        *("topics.client", "topics.events", "topics.window"),
+    },
+    ("server", "session"): {
+        *("server", "units", "figg", "wombat", "logux.server", "logux.server5", "channel.server"),
+    },
+    ("cli", "server"): {"server"},
+    ("cli", "client"): {"", "connect"},
+}
+"""Modules of a layer that a part of another one may import; the longest name of an importing part counts."""
+
+BUILDS_THE_SERVER = "server.server"
+"""The module that puts the layers together: no door is closed to it."""
+
+PROTOCOLS = {"figg", "wombat", "logux", "channel"}
+SHARED_FORM = ("wire.channel", "wire.logux.messages")
+"""Messages of channels are arrays in JSON or MessagePack, packed by the same functions as those of Logux."""
+
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -105,6 +138,58 @@ def test_a_module_imports_only_from_the_layers_below_it(module):
     outside = {name for name in names if name.split(".")[0] in MAY_NOT_IMPORT.get(layer, set())}
     assert not upward
     assert not outside
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_a_module_enters_another_layer_through_its_doors(module):
+    name = dotted(module)
+    for imported in modules_imported_by(module):
+        layer, _, inside = imported.partition(".")
+        parts = [part for part, of in DOORS if of == layer and f"{name}.".startswith(f"{part}.")]
+        if parts and name != BUILDS_THE_SERVER:
+            assert inside in DOORS[max(parts, key=len), layer], f"{name} imports {imported}"
+
+
+def test_every_door_is_used():
+    for (part, layer), doors in DOORS.items():
+        used = {
+            imported
+            for module in MODULES
+            if f"{dotted(module)}.".startswith(f"{part}.")
+            for imported in modules_imported_by(module)
+        }
+        assert {".".join(filter(None, [layer, door])) for door in doors} <= used
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_a_protocol_knows_no_other_protocol(module):
+    own = PROTOCOLS & set(dotted(module).split("."))
+    others = {
+        imported
+        for imported in modules_imported_by(module)
+        if own
+        and (PROTOCOLS & set(imported.split("."))) - own
+        and (dotted(module), imported) != SHARED_FORM
+    }
+    assert not others
+
+
+def dotted(module: Path) -> str:
+    """Return the name of a module below the package, such as `log.commit.journal`."""
+    parts = module.relative_to(PACKAGE).with_suffix("").parts
+    return ".".join(part for part in parts if part != "__init__")
+
+
+NAMES = {dotted(module) for module in MODULES}
+
+
+def modules_imported_by(module: Path) -> Iterator[str]:
+    """Yield the names of our modules that a module imports, from whatever they define."""
+    for node in ast.walk(ast.parse(module.read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("headrace."):
+            name = (node.module or "").removeprefix("headrace.")
+            for alias in node.names:
+                yield f"{name}.{alias.name}" if f"{name}.{alias.name}" in NAMES else name
 
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))

@@ -241,7 +241,7 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
 def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
     """Take an empty or unfinished directory, and mark it as unfinished until the work is done."""
     try:
-        target.mkdir(mode=0o750, parents=True, exist_ok=True)
+        disk.make_directory(target, 0o750)
     except FileExistsError:
         raise BackupError(f"{target} is not a directory") from None
     marker = target / UNFINISHED_NAME

@@ -455,7 +455,7 @@ def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: i
 
 def quarantine(layout: Layout, disk: Disk, path: Path, problem: Problem) -> None:
     """Keep the damaged part of a journal file for people to inspect, before the file is recycled."""
-    layout.quarantine.mkdir(exist_ok=True)
+    disk.make_directory(layout.quarantine)
     with FileIO(path) as file:
         damaged, _ = read_patiently(file.fileno(), problem.length, problem.position)
     # The same bytes get the same name, so that an applier that retries keeps them once.
@@ -465,6 +465,7 @@ def quarantine(layout: Layout, disk: Disk, path: Path, problem: Problem) -> None
 
 def quarantine_file(layout: Layout, path: Path) -> None:
     """Keep a file that will be deleted, under another name; takes no extra room before the deletion."""
-    layout.quarantine.mkdir(exist_ok=True)
+    disk = Disk()
+    disk.make_directory(layout.quarantine)
     with suppress(FileExistsError, FileNotFoundError):
-        Disk().link(path, layout.quarantine / f"staged-{path.name}.bin")
+        disk.link(path, layout.quarantine / f"staged-{path.name}.bin")

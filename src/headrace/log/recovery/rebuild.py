@@ -434,7 +434,7 @@ def _set_aside_segments(layout: Layout, disk: Disk, known: set[tuple[int, int]])
     for suffix in (".log", ".idx"):
         for file in layout.files(suffix):
             if (file.topic_id, file.base) not in known and file.size:
-                layout.quarantine.mkdir(exist_ok=True)
+                disk.make_directory(layout.quarantine)
                 disk.rename(file.path, layout.quarantine / file.path.name)
                 yield f"{file.path.name} belongs to no known topic: kept in quarantine"
 

@@ -151,7 +151,7 @@ def _backup_has_present_names(layout: Layout) -> bool:
 
 def _quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
     """Move a journal file to the quarantine: a new file is made in its place."""
-    layout.quarantine.mkdir(exist_ok=True)
+    disk.make_directory(layout.quarantine)
     disk.rename(path, layout.quarantine / f"journal-{int(time.time() * 1000)}-{path.name}")
     disk.sync_directory(layout.quarantine)
     disk.sync_directory(layout.journal)
