@@ -12,7 +12,7 @@ from headrace.log.apply import process as applier_process
 from headrace.log.apply.process import ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit.journal import ClosedFile
-from headrace.log.disk import Disk
+from headrace.log.disk import DISK_FULL, Disk
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 
@@ -26,13 +26,14 @@ class Line:
         Catalogue.create(path).close()
         self.prepared: list[Path] = []
         self.failures: list[str] = []
+        self.waits: list[str] = []
         self._news = asyncio.Event()
         self.process = ApplierProcess(
             tiny(path),
             self.layout.lock(Disk()),
             applied=lambda _: None,
             prepared=self._heard(self.prepared),
-            waiting=lambda _: None,
+            waiting=self._heard(self.waits),
             failed=self._heard(self.failures),
         )
 
@@ -80,6 +81,31 @@ async def test_an_applier_that_dies_is_a_failure(line: Line) -> None:
     os.kill(line.process.pid, signal.SIGKILL)
     await line.until(lambda: bool(line.failures))
     assert line.failures == ["the applier process was killed by signal 9"]
+
+
+async def test_an_applier_without_room_for_shared_memory_is_started_again_with_its_orders(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_process, "_RETRY_S", 0.1)
+    first = line.process.pid
+    os.kill(first, signal.SIGSTOP)  # so that the order is unanswered
+    line.process.prepare(line.layout.journal_file(0))
+    os.kill(first, signal.SIGBUS)
+    os.kill(first, signal.SIGCONT)
+    await line.until(lambda: bool(line.waits))
+    line.process.prepare(line.layout.journal_file(1))  # an order while no applier runs
+    await line.until(lambda: len(line.prepared) == 2)
+    assert line.prepared == [line.layout.journal_file(0), line.layout.journal_file(1)]
+    assert line.waits == [DISK_FULL]
+    assert line.failures == []
+    assert line.process.pid != first
+
+
+async def test_a_server_may_stop_while_no_applier_runs(line: Line) -> None:
+    os.kill(line.process.pid, signal.SIGBUS)
+    await line.until(lambda: bool(line.waits))
+    line.process.close()
+    assert line.failures == []
 
 
 async def test_an_order_to_an_applier_that_has_just_died_is_a_failure_and_no_error(

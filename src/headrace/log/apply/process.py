@@ -97,20 +97,28 @@ class ApplierProcess:
     ) -> None:
         import asyncio  # not at the top: the child runs this file too, and is smaller without asyncio
 
+        self._config, self._lock = config, lock
         self._on_applied = applied
         self._on_prepared = prepared
         self._on_waiting = waiting
         self._on_failed = failed
-        self._socket, theirs = socket.socketpair()
-        self._buffer = b""
+        self._unanswered: deque[Order] = deque()
         self._to_prepare: deque[Path] = deque()
         """Journal files to prepare. The child is working on the first one."""
         self._closing = self._failed = False
         self._trouble = ""
         """The reason why the child waits. The child repeats the reason, but the log gets it once."""
+        self._restart: asyncio.TimerHandle | None = None
+        """Set while no child runs."""
+        self._loop = asyncio.get_running_loop()
+        self._start()
+
+    def _start(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._buffer = b""
         self._process = subprocess.Popen(
             [sys.executable, "-m", "headrace.log.apply.process", str(theirs.fileno())],
-            pass_fds=(theirs.fileno(), lock),
+            pass_fds=(theirs.fileno(), self._lock),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             # Ctrl-C at a terminal must reach only the server, which then lets the applier finish.
@@ -118,9 +126,8 @@ class ApplierProcess:
         )
         theirs.close()
         with contextlib.suppress(ConnectionError):  # a child that is already dead is noticed below
-            _send_bytes(self._socket, pickle.dumps((config, os.getpid())))
+            _send_bytes(self._socket, pickle.dumps((self._config, os.getpid())))
         self._socket.setblocking(False)
-        self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
     @property
@@ -139,6 +146,9 @@ class ApplierProcess:
     def close(self) -> None:
         """Let the child end; commits that it has not applied stay in the journal."""
         self._closing = True
+        if self._restart is not None:
+            self._restart.cancel()
+            return
         self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
         try:
@@ -150,6 +160,11 @@ class ApplierProcess:
     def _send(self, order: Order) -> None:
         if self._closing or self._failed:
             return
+        self._unanswered.append(order)
+        if self._restart is None:
+            self._write(order)
+
+    def _write(self, order: Order) -> None:
         try:
             # Orders are few and tiny: at most one per journal file, far less than a socket's buffer holds.
             _send_bytes(self._socket, msgspec.msgpack.encode(order))
@@ -164,7 +179,6 @@ class ApplierProcess:
         except ConnectionError:
             data = b""
         if not data:
-            self._loop.remove_reader(self._socket.fileno())
             self._ended()
             return
         self._buffer += data
@@ -177,12 +191,26 @@ class ApplierProcess:
             self._handle(answer)
 
     def _ended(self) -> None:
-        """Report once that the child ended without being told to."""
-        if self._closing or self._failed:
+        """Handle the end of a child that was not told to end: start another one, or report it once."""
+        if self._closing or self._failed or self._restart is not None:
             return
+        self._loop.remove_reader(self._socket.fileno())
         code = self._process.wait()
+        if code == -signal.SIGBUS:
+            # The kernel sends SIGBUS when a full disk has no room for a page of SQLite's shared memory. The
+            # journal still has all commits, and applying one twice is harmless.
+            self._socket.close()
+            self._handle(ChildWaiting(DISK_FULL))
+            self._restart = self._loop.call_later(_RETRY_S, self._start_again)
+            return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
         self._fail(f"the applier process {how}")
+
+    def _start_again(self) -> None:
+        self._restart = None
+        self._start()
+        for order in list(self._unanswered):
+            self._write(order)
 
     def _fail(self, reason: str) -> None:
         self._failed = True
@@ -190,6 +218,8 @@ class ApplierProcess:
 
     def _handle(self, answer: Answer) -> None:
         trouble, self._trouble = self._trouble, ""
+        if isinstance(answer, Applied | Prepared):
+            self._unanswered.popleft()
         if isinstance(answer, Applied):
             for report in answer.reports:
                 logger.error("%s", report)
