@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace import connect_blocking
-from headrace.cli.pipeline.reference import updated
+from headrace.cli.pipeline.options import updated
 from headrace.config.load import SETTINGS
 from headrace.config.pipeline import JOBS
 from tests.spark.test_docs import examples, run

@@ -12,7 +12,6 @@ from headrace.cli import (
     backup,
     channel_messages,
     channels,
-    clock,
     config,
     inspect,
     logux,
@@ -21,9 +20,8 @@ from headrace.cli import (
     status,
     subscribe,
     topics,
-    verify,
 )
-from headrace.cli.common.help import App
+from headrace.cli.common.options import App
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
 from headrace.cli.pipeline import jobs
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
@@ -45,10 +43,10 @@ channels.app.command("send")(channel_messages.send)
 channels.app.command("follow")(channel_messages.follow)
 channels.app.command("fetch")(channel_messages.fetch)
 app.add_typer(logux.app, name="logux")
-app.add_typer(clock.app, name="clock")
+app.add_typer(status.clock_app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(topics.delete)
-app.command("verify")(verify.verify)
+app.command("verify")(inspect.verify)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(jobs.app, name="pipeline")

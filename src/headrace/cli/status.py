@@ -1,4 +1,4 @@
-"""`headrace status`: one screen about a running server, from its HTTP API."""
+"""`headrace status` and `headrace clock`: one screen about a running server; its time and its clock."""
 
 import json
 from typing import Any
@@ -8,7 +8,8 @@ from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.http_api import HttpApi, request
-from headrace.cli.common.output import print_table
+from headrace.cli.common.options import App
+from headrace.cli.common.output import UsageError, moment, note, print_table
 from headrace.cli.topics import all_topics
 from headrace.model import LAKE_START_READER
 from headrace.printing import counted, printable, size
@@ -85,3 +86,52 @@ def _duration(seconds: float) -> str:
         if count or (unit == "s" and not parts):
             parts.append(f"{count}{unit}")
     return " ".join(parts[:2])
+
+
+clock_app = App()
+
+
+@clock_app.callback(invoke_without_command=True)
+def clock(
+    context: typer.Context,
+    as_json: options.Json = False,
+    http: options.Http = None,
+    token: options.Token = None,
+) -> None:
+    """Show the time of a running server.
+
+    The server follows its machine's clock, but not its jumps. After a jump, the server's time continues
+    as before until the jump is confirmed, or has lasted for `clock.confirm_s`.
+
+    \b
+    headrace clock
+    headrace clock confirm
+    """
+    if context.invoked_subcommand is not None:
+        if as_json or http or token:
+            raise UsageError(f"options go behind `{context.invoked_subcommand}`")
+        return
+    told = request(options.http_api(http, token), "GET", "/v1/clock")
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(moment(told["now_ms"]))
+    if told["trouble"]:
+        typer.echo(told["trouble"])
+
+
+@clock_app.command("confirm")
+def confirm(http: options.Http = None, token: options.Token = None) -> None:
+    """Have the server follow the wall clock where it has jumped to.
+
+    What is too old by the new time is deleted, and leases that are over end. Make sure that the clock is
+    right.
+
+    \b
+    headrace clock confirm
+    """
+    followed_ms = request(options.http_api(http, token), "POST", "/v1/clock/confirm")["followed_ms"]
+    if followed_ms:
+        note(f"the server has moved its time by {followed_ms / 1000:,.0f} seconds")
+    else:
+        note("the wall clock has not jumped: there is nothing to confirm")

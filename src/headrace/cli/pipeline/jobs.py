@@ -13,7 +13,7 @@ import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.help import App
+from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError, moment
 from headrace.cli.pipeline.options import Given, ServerAddress, command
 from headrace.cli.pipeline.run import Ending, print_summary, running

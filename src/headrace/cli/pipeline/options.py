@@ -1,7 +1,11 @@
-"""The command line of a job, made from its options (`config/pipeline.py`); keywords of the job's function."""
+"""The command line of a job and its table in docs/pipeline.md, made from its options (`config/pipeline.py`).
+
+`python -m headrace.cli.pipeline.options` rewrites the tables.
+"""
 
 import inspect
 import os
+import re
 from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -10,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_args
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.help import App
+from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError
 from headrace.config.load import load
 from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, fields_of
@@ -146,3 +150,33 @@ def _origin(field: Field) -> str:
 def _keyword(name: str, annotation: Any, default: Any) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+PAGE = Path("docs/pipeline.md")
+
+_TABLE = re.compile(r"(<!-- options of (\w+): written by `make docs` -->\n)(?:\|.*\n)*")
+
+
+def updated(page: str) -> str:
+    """Return the page with the present table of options after each marker."""
+    return _TABLE.sub(lambda found: found[1] + _table(found[2]), page)
+
+
+def _table(job: str) -> str:
+    rows = ["| option | setting | in Python | default | |", "|---|---|---|---|---|"]
+    for field in fields_of(*JOBS[job]):
+        option = field.option
+        is_list = option.usage and not option.flag and not field.is_required
+        cells = [
+            option.usage + ("…" if is_list else ""),
+            field.key,
+            field.name,
+            field.shown_default,
+        ]
+        shown = [f" `{cell}` " if cell else " " for cell in cells]
+        rows.append(f"|{'|'.join(shown)}| {option.help} |")
+    return "\n".join(rows) + "\n"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text("utf-8")), "utf-8")
