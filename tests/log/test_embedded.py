@@ -448,3 +448,34 @@ def test_a_topic_that_was_made_again_is_listed_while_its_first_life_is_applied(o
     assert not store.store._handles._unlisted
     store.destroy("topic")
     assert store.store.topics("", "", 10) == []
+
+
+# Times
+
+
+@pytest.mark.parametrize("set_back_ms", [(0, 40), (40, 0), (40, 40), (0, 5000)])
+def test_times_continue_in_the_next_life_of_a_topic_although_the_clock_was_set_back(
+    open_store, set_back_ms
+):
+    store = open_store()
+    store.append("t", b"first")
+    first_ms = store.listener.appended[-1].ms
+    before, after = set_back_ms
+    store.clock.ms -= before
+    store.destroy("t")
+    store.clock.ms -= after
+    clock = store.clock
+    store = open_store(clock=clock)
+    store.append("t", b"second")
+    assert store.listener.appended[-1].ms >= first_ms
+
+
+def test_a_destroyed_topic_that_was_only_looked_at_after_a_restart_is_forgotten(open_store):
+    store = open_store()
+    store.append("t", b"x")
+    store.destroy("t")
+    store.settle()
+    handles = open_store().store._handles
+    topic = handles.get("t")
+    handles.drop(topic)
+    assert "t" not in handles._known

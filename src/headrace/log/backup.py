@@ -525,14 +525,14 @@ def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
 
 
 def _destroy(restored: Catalogue, old: Catalogue, row: TopicRow) -> None:
-    grave = old.grave(row.name)
+    grave, ms = old.grave(row.name)
     restored.drop_topic(row.id)
     tombstone = TombstoneRow(
         name=row.name,
         epoch=max(row.epoch, grave.epoch),
         end_offset=max(row.end_offset, grave.offset),
         end_ordinal=max(row.end_ordinal, grave.ordinal),
-        ms=row.last_ms,
+        ms=max(row.last_ms, ms),
     )
     restored.put([tombstone])
 

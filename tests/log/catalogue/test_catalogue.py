@@ -131,10 +131,10 @@ def test_what_was_committed_is_not_in_the_write_ahead_log_alone(catalogue, tmp_p
 
 def test_a_new_life_begins_at_its_tombstone_or_at_the_floor(catalogue):
     fill(catalogue)
-    assert catalogue.grave(b"gone") == Position(3, 70, 7)
-    assert catalogue.grave(b"never known") == Position(0, 0, 0)
+    assert catalogue.grave(b"gone") == (Position(3, 70, 7), 800)
+    assert catalogue.grave(b"never known") == (Position(0, 0, 0), 0)
     catalogue.put_meta(DirectoryMeta(floor_epoch=5, floor_offset=900, floor_ordinal=90))
-    assert catalogue.grave(b"never known") == Position(5, 900, 90)
+    assert catalogue.grave(b"never known") == (Position(5, 900, 90), 0)
 
 
 def test_a_row_that_someone_changed_is_noticed(catalogue):

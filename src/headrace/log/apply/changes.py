@@ -353,6 +353,7 @@ class Gathered:
         if self._nameless.pop(plan.row.id, None):
             return
         destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
+        # The clock may have gone back since the last record. The next life continues the topic's times.
         self.tombstones[plan.row.name] = TombstoneRow(
-            plan.row.name, destroy.epoch, entry.offset, entry.ordinal, entry.ms
+            plan.row.name, destroy.epoch, entry.offset, entry.ordinal, max(entry.ms, plan.last_ms)
         )

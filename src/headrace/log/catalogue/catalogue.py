@@ -291,13 +291,13 @@ class Catalogue:
     def tombstone(self, name: bytes) -> TombstoneRow | None:
         return self._one(TombstoneRow, "WHERE name = ?", self._stored(name))
 
-    def grave(self, name: bytes) -> Position:
-        """Return the position at which a name without a topic starts its next life."""
+    def grave(self, name: bytes) -> tuple[Position, int]:
+        """Return the position at which a name without a topic starts its next life, and its last time."""
         row = self.tombstone(name)
         if row is not None:
-            return Position(row.epoch, row.end_offset, row.end_ordinal)
+            return Position(row.epoch, row.end_offset, row.end_ordinal), row.ms
         meta = self.meta()
-        return Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal)
+        return Position(meta.floor_epoch, meta.floor_offset, meta.floor_ordinal), 0
 
     def tombstones(self) -> Iterator[TombstoneRow]:
         return self._all(TombstoneRow, "ORDER BY ms")

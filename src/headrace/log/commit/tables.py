@@ -53,6 +53,8 @@ class Handles:
         """Dropped handles that a caller may still append to: a second handle would miss those appends."""
         self._unlisted: dict[str, Topic] = {}
         """Topics that exist and are not in the catalogue yet, or never will be."""
+        self._destroyed: set[str] = set()
+        """Names of topics that were destroyed since the start, and not made again."""
 
     def get(self, name: str) -> Topic:
         topic = self._known.get(name)
@@ -75,16 +77,18 @@ class Handles:
 
     def drop(self, topic: Topic) -> None:
         """Forget the handle of a topic that was never created."""
-        # A destroyed topic has a `last_ms` and keeps its handle: the catalogue may not know of its end yet.
-        if not topic.exists and not topic.last_ms:
+        # A topic that was destroyed keeps its handle: the catalogue may not know of its end yet.
+        if not topic.exists and topic.name not in self._destroyed:
             self._known.pop(topic.name, None)
             self._dropped[topic.name] = topic
 
     def created(self, topic: Topic) -> None:
         self._known[topic.name] = self._unlisted[topic.name] = topic
+        self._destroyed.discard(topic.name)
 
     def destroyed(self, topic: Topic) -> None:
         self._unlisted.pop(topic.name, None)
+        self._destroyed.add(topic.name)
 
     def applied(self, topic: Topic) -> None:
         """Let the catalogue list the topic from now on, once the catalogue has the topic's present epoch."""
@@ -119,7 +123,7 @@ class Handles:
     def _load(self, name: str, row: TopicRow | None) -> Topic:
         topic = Topic(name, self._rule(name).durability)
         if row is None:
-            start = self._catalogue.grave(name.encode())
+            start, topic.last_ms = self._catalogue.grave(name.encode())
             topic.epoch = start.epoch
             topic.start_offset = topic.end_offset = start.offset
             topic.start_ordinal = topic.end_ordinal = start.ordinal
