@@ -240,7 +240,8 @@ def _operation(
     summary: str,
     parameters: list[_Json],
     answer: _Json,
-    *codes: str,
+    *,
+    codes: tuple[str, ...] = (),
     answers: dict[int, _Json] | None = None,
     reasons: dict[int, str] | None = None,
     bytes_max: int = 0,
@@ -313,7 +314,7 @@ _operation(
     "Describe a channel",
     [_NAME],
     _json("Members, readers, snapshot and log of the channel", _ref("Channel")),
-    "not-found",
+    codes=("not-found",),
 )
 _operation(
     "DELETE /v1/channel",
@@ -323,7 +324,7 @@ _operation(
     _json(
         "Counts of what was destroyed", _object(channel=_TEXT, messages=_whole(), members=_whole())
     ),
-    "not-found",
+    codes=("not-found",),
 )
 _operation(
     "POST /v1/channel/keep",
@@ -331,7 +332,7 @@ _operation(
     "Cancel a scheduled destruction",
     [_NAME],
     _json("True if one was scheduled", _object(channel=_TEXT, cancelled=_TRUTH)),
-    "not-found",
+    codes=("not-found",),
 )
 _operation(
     "POST /v1/channel/join",
@@ -343,7 +344,7 @@ _operation(
         _optional("lease_s", _LEASE, 60),
     ],
     _json("The state of the log, and the messages that were missed", _ref("Joined")),
-    "too-many",
+    codes=("too-many",),
 )
 _operation(
     "POST /v1/channel/leave",
@@ -358,7 +359,7 @@ _operation(
     "Send a message",
     [*_WHO, _query("number", _NUMBER, 1)],
     _json("A duplicate: it was stored before", _ref("Sent")),
-    *("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
+    codes=("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
     answers={201: _json("Stored", _ref("Sent"))},
     bytes_max=PAYLOAD_BYTES_MAX,
 )
@@ -382,7 +383,7 @@ _operation(
         More={"enum": ["true", "false"]},
         Lost=_LOST,
     ),
-    *("not-joined", "bad-offset"),
+    codes=("not-joined", "bad-offset"),
     answers={
         204: {"description": f"With `Accept: {RAW}`: no message is pending"} | _headers(Lost=_LOST)
     },
@@ -394,7 +395,7 @@ _operation(
     "Acknowledge everything up to an offset",
     [*_WHO, _query("offset", _OFFSET, 0)],
     _json("The position of the cursor", _ref("Place")),
-    *("not-joined", "bad-offset"),
+    codes=("not-joined", "bad-offset"),
 )
 _operation(
     "PUT /v1/channel/snapshot",
@@ -402,7 +403,7 @@ _operation(
     "Upload the state that results from all messages up to an offset",
     [_NAME, _PROCESSOR | {"required": False}, _query("offset", _OFFSET, 0)],
     _json("The offset of the state that is kept", _ref("Place")),
-    *("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "not-found"),
+    codes=("bad-content", "not-joined", "bad-offset", "not-uploaded", "too-large", "not-found"),
     bytes_max=STATE_BYTES_MAX,
 )
 _operation(
@@ -416,5 +417,5 @@ _operation(
         Offset=_OFFSET,
         Epoch=_whole(),
     ),
-    "not-found",
+    codes=("not-found",),
 )
