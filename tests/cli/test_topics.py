@@ -54,7 +54,7 @@ def test_a_narrow_terminal_does_without_columns_and_breaks_no_cell(capsys, monke
     shown = capsys.readouterr()
     heading, row = shown.out.splitlines()
     assert heading.split() == ["topic", "records", "size", "subs"]
-    assert row.split() == [name, "123,456,789,012", "1000.0", "GiB", "1234"]
+    assert row.split() == [name, "123,456,789,012", "1000", "GiB", "1234"]
     assert "not shown, for lack of width: durability, end, last record" in shown.err
 
 

@@ -87,7 +87,7 @@ def test_columns_of_a_lake_are_decided_once(server, topic, tmp_path):
         ("json", "", "decode = json needs a schema, such as"),
         ("json", "id bigint, offset bigint", "every lake has a column 'offset'"),
         ("json", "Date date", "every lake has a column 'date'"),
-        ("json", "id nonsense", "the schema is invalid: there is no type 'nonsense'"),
+        ("json", "id nonsense", "the schema is invalid: unknown type 'nonsense'"),
         ("xml", "id bigint", "decode and encode know channel, json, logux, not 'xml'"),
         ("channel", "number string", "the column 'number' is bigint, the schema says string"),
     ],

@@ -194,3 +194,11 @@ def part_of(
     if progress is None:
         return None
     return lambda part: progress(min(total, done + int(size * part)), total)
+
+
+def share_of(
+    progress: Progress | None, total: int, first: float, last: float
+) -> tasks.Progress | None:
+    """Return the progress of works that do the share from `first` to `last`, of 0 to 1, of a job."""
+    done = int(total * first)
+    return part_of(progress, done=done, size=int(total * last) - done, total=total)

@@ -135,7 +135,7 @@ class StepStore:
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
-            clocks=Clocks(self.clock, lambda: self.clock.ms / 1000, wall_s=time.time),
+            clocks=Clocks(self.clock, lambda: self.clock() / 1000, wall_s=time.time),
             upload_checks=UPLOAD_CHECKS,
         )
         self.store.listener = self.listener

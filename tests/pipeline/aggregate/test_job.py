@@ -304,7 +304,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
         LakeError, r"something else than states of Headrace \(a Delta table", lake, lake, "last"
     )
     refused(LakeError, r"than a lake of Headrace \(notes.txt\)", other, into, "last")
-    refused(LakeError, "no lake of Headrace", tmp_path / "none", into, "last")
+    refused(LakeError, "is not a lake of Headrace", tmp_path / "none", into, "last")
     refused(JobError, "no topic 'nope' to aggregate", lake, into, "last", topics=["nope"])
     refused(OptionError, "no reducer 'lsat'", lake, into, "lsat")
     refused(OptionError, "folds nothing", lake, into, "uploaded")

@@ -329,7 +329,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
         LakeError, f"states of other topics too, such as '{topics[1]}'", into, topics=topics[:1]
     )
     refused(LakeError, r"something else than states of Headrace \(notes.txt\)", other)
-    refused(LakeError, "no lake of Headrace", into, lake=tmp_path / "none")
+    refused(LakeError, "is not a lake of Headrace", into, lake=tmp_path / "none")
     refused(JobError, "no topic 'nope' to aggregate", into, topics=[*topics, "nope"])
     refused(OptionError, "no reducer 'lsat'", into, reducer="lsat")
     refused(OptionError, "exclude each other", into, pattern="a")

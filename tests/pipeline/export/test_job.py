@@ -503,7 +503,7 @@ def test_an_export_that_goes_on_ends_after_its_batch(
     asking.join()
     said, error = capsys.readouterr()
     assert ended.value.code == 0
-    assert error == f"headrace: keeping {lake} up to date, a batch every 0.1 s\n"
+    assert error == f"headrace: keeping {lake} up to date, with a batch every 0.1 s\n"
     assert said.startswith(f"exported {published.records:,} records (")
     assert said.endswith(f" of 3 topics to {lake} in 2 batches and 2 files\n")
     assert rows_of(lake) == published.rows

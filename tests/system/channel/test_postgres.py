@@ -428,7 +428,9 @@ def test_commits_are_synchronous_whatever_the_database_says(database: Database):
 def test_a_snapshot_from_before_topics_were_renamed_belongs_to_its_channel(
     database: Database, tmp_path: Path
 ):
-    extract(Path(__file__).parents[2] / "log" / "old_names" / "served.tar.xz", tmp_path)
+    extract(
+        Path(__file__).parents[2] / "log" / "old_versions" / "old_names" / "served.tar.xz", tmp_path
+    )
     connection = server_side.connector(database.url)()
     connection.save("room", StoredSnapshot(1, 64, 4, 1, Content(b"1000", is_json=True)))
     connection.close()

@@ -40,7 +40,7 @@ from headrace.pipeline.job import (
     job,
     list_lake,
     make_writable,
-    part_of,
+    share_of,
     source_of,
     topics_of,
 )
@@ -261,9 +261,7 @@ class Aggregate:
         return runner.run(works, fold_bucket, self._part(0.5, 1.0))
 
     def _part(self, first: float, last: float) -> tasks.Progress | None:
-        total = self._plan.bytes
-        done, size = int(total * first), int(total * (last - first))
-        return part_of(self._progress, done=done, size=size, total=total)
+        return share_of(self._progress, self._plan.bytes, first, last)
 
     def _summary(
         self, folded: list[FoldedTopics], published: "list[Published]"

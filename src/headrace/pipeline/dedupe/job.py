@@ -41,7 +41,7 @@ from headrace.pipeline.job import (
     groups,
     job,
     make_writable,
-    part_of,
+    share_of,
     topics_of,
 )
 from headrace.pipeline.staging import by_number, staging
@@ -243,8 +243,7 @@ class _Dedupe:
         return summary
 
     def _part(self, first: float, last: float) -> Progress | None:
-        done, size = int(self._total * first), int(self._total * (last - first))
-        return part_of(self._progress, done=done, size=size, total=self._total)
+        return share_of(self._progress, self._total, first, last)
 
     def _stage(self, new: dict[str, int]) -> list[DedupeStaged]:
         numbers = {name: number for number, name in enumerate(new)}
