@@ -15,7 +15,7 @@ MAY_IMPORT = {
     "errors": set(),
     "printing": set(),
     "model": {"errors", "printing"},
-    "picows_adapter": set(),
+    "picows_adapter": {"errors"},
     "payload": BASE,
     "config": BASE,
     "wire": BASE | {"payload"},

@@ -22,7 +22,13 @@ from picows import (
     WSTransport,
     ws_connect,
 )
-from picows.picows import WSProtocol  # type: ignore[attr-defined]
+
+try:
+    from picows.picows import WSProtocol  # type: ignore[attr-defined]
+except ImportError:
+    WSProtocol = object  # clients need only the public API, and work without it
+
+from headrace.errors import HeadraceError
 
 __all__ = (
     "KNOWN_VERSION",
@@ -35,6 +41,7 @@ __all__ = (
     "WSListener",
     "WSMsgType",
     "WSTransport",
+    "check_can_serve",
     "serve",
     "ws_connect",
 )
@@ -76,6 +83,14 @@ class ServerListener(WSListener):
     def hand_on(self) -> None:
         """Called after every read, when `on_ws_frame` was called for all its frames."""
         raise NotImplementedError
+
+
+def check_can_serve() -> None:
+    """Raise HeadraceError if the server cannot use the installed version of picows."""
+    if WSProtocol is object:
+        raise HeadraceError(
+            f"the installed picows has no WSProtocol, which the server needs: install picows {KNOWN_VERSION}"
+        )
 
 
 def serve(

@@ -58,7 +58,7 @@ class Blocking(Generic[C]):
     def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        Raises UnacknowledgedError if the server does not have everything by then. With 0 it neither waits
+        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
         nor raises.
         """
         self._close(lambda: self._client.close(flush_s))

@@ -1,7 +1,7 @@
 """Create the client for a URL: its session, its options and the way to dial.
 
 Protocols other than Figg are imported on first use. Importing WebSocket takes as long as importing everything
-else, and most clients need neither SQLite nor MessagePack.
+else, and most clients need neither SQLite nor the codec of Logux.
 """
 
 import os

@@ -104,7 +104,7 @@ class Lifecycle(Generic[E]):
     async def close(self, flush_s: float | None = None) -> None:
         """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
 
-        Raises UnacknowledgedError if the server does not have everything by then. With 0 it neither waits
+        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
         nor raises. Iterations end; futures and waiting calls raise ClientClosedError.
         """
         flush_s = self.options.flush_timeout_s if flush_s is None else flush_s

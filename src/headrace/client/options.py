@@ -81,7 +81,7 @@ class LinkOptions:
 
 def check_json(name: str, value: Any) -> None:
     """Raise ConfigError unless the value reaches a server unchanged."""
-    # Imported on first use: most clients do not need MessagePack.
+    # Imported on first use: most clients do not need the codec of Logux.
     from headrace.wire.logux import messages as logux
 
     try:

@@ -30,6 +30,7 @@ from headrace.log.retention import RetentionSweep
 from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
+from headrace.picows_adapter import check_can_serve
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
@@ -91,6 +92,7 @@ def run(config: Config, load: LoadConfig | None = None) -> int:
 
 
 async def _serve(config: Config, load: LoadConfig | None, hangup: Hangup) -> int:
+    check_can_serve()
     server = Server(config, load, hangup)
     await server.start()
     try:

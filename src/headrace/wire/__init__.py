@@ -1,1 +1,1 @@
-"""Codecs: bytes to messages and back, one folder per protocol. Pure: no I/O, no log, no clock."""
+"""Codecs: bytes to messages and back, one folder or file per protocol. Pure: no I/O, no log, no clock."""

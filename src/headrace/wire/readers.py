@@ -1,6 +1,6 @@
 """Messages of named readers, an extension of Figg and Wombat. Elsewhere: their bytes (each protocol's codec).
 
-The fields have the names and limits of Wombat, which sends each message as a map.
+The fields have the limits of Wombat, which sends each message as a map.
 
 A client sends READ instead of ATTACH. The server answers at once: with WAITING while another connection reads
 under the same name, and with READING when this connection may read. RECORDS follow. HANDLED names the

@@ -116,6 +116,18 @@ async def test_a_page_goes_on_where_it_was_when_the_server_is_killed(tmp_path: P
         assert [state.payload for state in states] == [None]
 
 
+@pytest.mark.parametrize(("flush_s", "cuts_off"), [(None, False), (1.0, False), (0, True)])
+async def test_only_a_close_without_patience_cuts_off_what_is_being_written(
+    server: ServerProcess, name: str, monkeypatch: pytest.MonkeyPatch, flush_s: Any, cuts_off: bool
+) -> None:
+    connection = await connect(server, "a", flush_timeout_s=0)
+    stop, given = connection._stop, []
+    monkeypatch.setattr(connection, "_stop", lambda flush: (given.append(flush), stop(flush))[1])
+    await connection.join(name)
+    await connection.close(flush_s)
+    assert [flush == 0 for flush in given] == [cuts_off]
+
+
 async def test_a_channel_that_is_closed_leaves_the_others_and_can_be_joined_again(
     server: ServerProcess, name: str
 ) -> None:

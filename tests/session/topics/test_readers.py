@@ -189,6 +189,13 @@ def test_a_server_that_hangs_up_on_read_does_not_know_readers(line: Line) -> Non
     assert isinstance(event, ReaderFailed)
 
 
+def test_a_server_that_has_answered_knows_readers_however_often_it_is_cut_off(line: Line) -> None:
+    line.hear(readers.Waiting("t", 1))
+    for _ in range(3 * HANG_UPS_MAX):
+        line.reconnect()  # each time, READ is sent again
+    assert line.readers.tick(0.0, True) == []
+
+
 def test_a_refused_reader_is_said_to_have_failed(line: Line) -> None:
     refused = line.hear(readers.Lost("t", readers.REFUSED, "too many"))
     assert refused == [ReaderFailed("t", "too many")]

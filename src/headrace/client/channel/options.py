@@ -29,6 +29,10 @@ _NO_PROCESSOR = (
 class ChannelOptions(LinkOptions):
     """The options of `join` and `join_blocking`. Times are seconds."""
 
+    connect_timeout_s: float | None = 10.0
+    """Seconds that entering the client waits until the channel is joined. None: it does not wait, and
+    messages are sent once it is."""
+
     processor: str | None = None
     """Name of this client. Required. It must be unique, and must always stay the same."""
 

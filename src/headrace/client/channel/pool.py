@@ -7,6 +7,7 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from types import TracebackType
 from typing import Any, Unpack
 
@@ -100,7 +101,8 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         try:
             ends = await asyncio.gather(*map(close, channels), return_exceptions=True)
         finally:
-            await self._stop(self.options.flush_timeout_s if flush_s is None else flush_s)
+            # The channels have waited for their messages. Only `close(0)` and an error cut off the rest.
+            await self._stop(inf if flush_s is None else flush_s)
         failures = [end for end in ends if isinstance(end, BaseException)]
         for failure in failures:
             if not isinstance(failure, UnacknowledgedError):

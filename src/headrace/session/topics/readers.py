@@ -55,7 +55,16 @@ class ReadTopic:
     """One topic that is read under a name."""
 
     __slots__ = (
-        *("answer_at", "grant", "handled", "hang_ups", "newest", "order", "outstanding"),
+        *(
+            "answer_at",
+            "answered",
+            "grant",
+            "handled",
+            "hang_ups",
+            "newest",
+            "order",
+            "outstanding",
+        ),
         *("reader", "received", "seen", "sent", "state", "stored", "was_active", "window"),
     )
 
@@ -66,6 +75,8 @@ class ReadTopic:
         self.state = ReaderState.IDLE
         self.answer_at = inf
         self.hang_ups = 0
+        self.answered = False
+        """True once a server has answered: it supports named readers, however often a connection is cut."""
         self.grant = 0
         self.was_active = False
         """True if the application may have records that no other client has received since."""
@@ -207,7 +218,7 @@ class ClientReaders:
         was_connected, self._connected = self._connected, False
         self._unsent.clear()
         for one in self._readers.values():
-            if was_connected and one.state is ReaderState.CLAIMING:
+            if was_connected and one.state is ReaderState.CLAIMING and not one.answered:
                 one.hang_ups += 1
             one.state = ReaderState.IDLE
             one.grant = 0
@@ -251,6 +262,7 @@ class ClientReaders:
         if one is None or message.topic in self._held:
             return  # the message belongs to a reading that has ended
         one.hang_ups = 0
+        one.answered = True
         one.answer_at = inf
         if isinstance(message, readers.Records):
             if one.state is ReaderState.ACTIVE:
