@@ -1465,7 +1465,7 @@ export class ReaderSessions {
 
   read(topic, { reader, newest, window }, held) {
     this.#readers.set(topic, {
-      ...{ reader, newest, window, state: "idle", answerAt: Infinity, hangUps: 0, grant: 0 },
+      ...{ reader, newest, window, state: "idle", answerAt: Infinity, hangUps: 0, answered: false, grant: 0 },
       /** Whether the application may have records that nobody else was given since. */
       wasActive: false,
       /** The last offset that the server was told of, and the last that it has confirmed. */
@@ -1512,7 +1512,8 @@ export class ReaderSessions {
 
   disconnected() {
     for (const one of this.#readers.values()) {
-      if (this.#open && one.state === "claiming") one.hangUps += 1;
+      // A server that has answered once supports named readers, however often a connection is cut.
+      if (this.#open && one.state === "claiming" && !one.answered) one.hangUps += 1;
       Object.assign(one, { state: "idle", grant: 0, answerAt: Infinity });
     }
     this.#open = false;
@@ -1556,6 +1557,7 @@ export class ReaderSessions {
     const one = this.#readers.get(topic);
     if (one === undefined || this.#held.has(topic)) return []; // of a reading that has ended
     one.hangUps = 0;
+    one.answered = true;
     one.answerAt = Infinity;
     switch (message.name) {
       case "records":

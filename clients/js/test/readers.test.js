@@ -98,6 +98,13 @@ test("a server that does not answer, or hangs up on READ, does not know readers"
   assert.deepEqual(other.sent(), [["detach", { topic: "t" }]]);
 });
 
+test("a server that has answered knows readers, however often it is cut off", () => {
+  const { readers, hear, reconnect } = line();
+  hear("waiting", { ahead: 1 });
+  for (let left = 3 * ReaderSessions.HANG_UPS_MAX; left > 0; left -= 1) reconnect();
+  assert.deepEqual(readers.tick(0), []);
+});
+
 test("a refused reader is said to have failed", () => {
   const { hear } = line();
   const [event] = hear("lost", { code: 2, reason: "too many" });
