@@ -69,10 +69,14 @@ def test_every_setting_is_an_option_of_a_job():
             CompactOptions("x", sweep_after_s=60),
             "sweep_after_s must be at least 3600 seconds, not 60",
         ),
+        (
+            CompactOptions("x", sweep_after_s=float("inf")),
+            "at least 3600 and at most 4.61169e[+]18 seconds, not inf",
+        ),
         (DedupeOptions("x", "y", window_s=float("nan")), "window_s must be at least 0 and at most"),
         (ExportOptions("x", every_s=1e6), "every_s must be at least 0 and at most 86400 seconds"),
         (ReplayOptions("x", "a", "b", from_offset=-1), "from_offset must be at least 0, not -1"),
-        (ReplayOptions("x", "a", "b", rate=0), "rate must be above 0, not 0"),
+        (ReplayOptions("x", "a", "b", rate=0), "rate must be at least 0.001, not 0"),
     ],
 )
 def test_a_number_that_is_out_of_bounds_is_refused(options, sentence):

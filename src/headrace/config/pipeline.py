@@ -281,7 +281,7 @@ class DedupeOptions(JobOptions):
     window_s: Annotated[
         float | None,
         Option(
-            "How long a key counts after a row that is kept; for ever with `--window all`, or 0.",
+            "How long a key counts after a row that is kept. `--window all`, or 0 as a setting: forever.",
             "--window DURATION",
             setting="dedupe_window_s",
             unit=SECONDS,
@@ -313,7 +313,7 @@ class ReplayOptions(JobOptions):
     until: Annotated[Moment | None, Option("End before this time.", "--until TIME")] = None
     rate: Annotated[
         float | None,
-        Option("Records per second; as fast as possible by default.", "--rate N", gt=0),
+        Option("Records per second; as fast as possible by default.", "--rate N", ge=0.001),
     ] = None
     name: Annotated[
         str,
@@ -499,7 +499,8 @@ def check(options: JobOptions) -> None:
         is_low = not value >= option.ge if option.ge is not None else not value > option.gt
         if is_low or (option.le is not None and value > option.le):
             low = f"above {option.gt:g}" if option.ge is None else f"at least {option.ge:g}"
-            high = "" if option.le in (None, NUMBER_MAX) else f" and at most {option.le:g}"
+            is_shown = option.le is not None and (option.le != NUMBER_MAX or value > option.le)
+            high = f" and at most {option.le:g}" if is_shown else ""
             unit = f" {option.unit}" if option.unit else ""
             raise OptionError(f"{field.name} must be {low}{high}{unit}, not {value:g}")
 

@@ -1,6 +1,7 @@
 """All changes that the log makes to files, in one place, so that tests can record them and make them fail.
 
-Knows no file formats. Only SQLite, which writes the catalogue, goes around this file. Also here: reads of
+Knows no file formats. Only SQLite, which writes the catalogue, and the lock of a backup go
+around this file. Also here: reads of
 files on a disk that may fail. A read error is retried, and then costs no more than its page. Such a page is
 replaced by zeros, which do not match the checksum of the original content. Elsewhere: remembering such pages.
 """

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 from headrace.config.pipeline import JobOptions, check
-from headrace.errors import OptionError
+from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.files.durable import make_directory
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN, Manifests
@@ -105,8 +105,11 @@ def topics_of(topics: Iterable[str], pattern: str) -> TopicSelection:
     names = tuple(sorted(set(topics)))
     if names and pattern:
         raise OptionError("topics and a pattern exclude each other: give one of them")
-    for name in names:
-        check_topic_name(name)
+    try:
+        for name in names:
+            check_topic_name(name)
+    except BadTopicNameError as error:
+        raise OptionError(str(error)) from None
     try:
         re.compile(pattern)
     except re.error as error:

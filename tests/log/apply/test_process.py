@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import select
 import signal
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from headrace.log.apply import process as applier_process
-from headrace.log.apply.process import ApplierProcess
+from headrace.log.apply.process import STARTED_AGAIN, ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit.journal import ClosedFile
-from headrace.log.disk import DISK_FULL, Disk
+from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
 
@@ -96,9 +97,37 @@ async def test_an_applier_without_room_for_shared_memory_is_started_again_with_i
     line.process.prepare(line.layout.journal_file(1))  # an order while no applier runs
     await line.until(lambda: len(line.prepared) == 2)
     assert line.prepared == [line.layout.journal_file(0), line.layout.journal_file(1)]
-    assert line.waits == [DISK_FULL]
+    assert line.waits == [STARTED_AGAIN]
     assert line.failures == []
     assert line.process.pid != first
+
+
+async def test_an_order_that_was_answered_before_the_applier_died_is_not_sent_again(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(applier_process, "_RETRY_S", 0.1)
+    first, second = line.layout.journal_file(0), line.layout.journal_file(1)
+    line.process.prepare(first)
+    while not select.select([line.process._socket], [], [], WAIT_S)[0]:
+        pytest.fail("the applier does not answer")
+    os.kill(line.process.pid, signal.SIGBUS)
+    os.waitid(os.P_PID, line.process.pid, os.WEXITED | os.WNOWAIT)
+    line.process.prepare(second)
+    line.process.apply(ClosedFile(second, 512, 1))  # written to a socket that nobody reads
+    await line.until(lambda: bool(line.waits))
+    assert line.prepared == [first]
+    assert [order.path for order in line.process._unanswered] == [str(second), str(second)]
+
+
+async def test_a_failed_applier_does_not_keep_the_loop_busy(line: Line) -> None:
+    # A journal file that does not exist: the applier reports its failure, and ends.
+    line.process._fail("made up")
+    os.kill(line.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, line.process.pid, os.WEXITED | os.WNOWAIT)
+    await asyncio.sleep(0.05)
+    fd = line.process._socket.fileno()
+    assert not asyncio.get_running_loop().remove_reader(fd), "it is still watched"
+    assert line.failures == ["made up"]
 
 
 async def test_a_server_may_stop_while_no_applier_runs(line: Line) -> None:
@@ -118,7 +147,7 @@ async def test_an_order_to_an_applier_that_has_just_died_is_a_failure_and_no_err
     closed = ClosedFile(line.layout.journal_file(0), 512, 1)
     line.process.apply(closed)  # the loop has had no chance to notice the end
     line.process.apply(closed)
-    await asyncio.sleep(0)
+    await line.until(lambda: bool(line.failures))
     assert line.failures == ["the applier process was killed by signal 9"]
 
 

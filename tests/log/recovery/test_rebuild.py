@@ -10,6 +10,7 @@ from headrace.log.disk import Disk
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows, row_position
 from headrace.log.recovery import rebuild
 from headrace.log.store import StoredAppend
+from headrace.log.verify.verify import verify
 from headrace.model import JUMP
 from tests.log.expected import read
 
@@ -419,3 +420,15 @@ def test_a_segment_that_nothing_vouches_for_is_kept_aside(stopped, open_store):
     store = open_store()
     assert (store.layout.quarantine / log.name).read_bytes() == data
     assert store.payloads("topic") == PAYLOADS[-len(store.payloads("topic")) :]
+
+
+def test_a_catalogue_whose_tables_are_not_text_any_more_is_rebuilt(stopped, open_store):
+    """SQLite quotes the damaged text in its error, which Python then cannot decode."""
+    path = stopped.layout.root / FILE_NAME
+    data = bytearray(path.read_bytes())
+    data[data.index(b"CREATE TABLE") + 4] = 0xAB
+    path.write_bytes(data)
+    assert [damage.file for damage in verify(stopped.layout.root).damages] == [FILE_NAME]
+    store = open_store()
+    assert "the catalogue is rebuilt" in store.reports[0]
+    assert store.payloads("topic") == PAYLOADS

@@ -102,7 +102,8 @@ class NotedSnapshots:
 
 
 class States:
-    """States of all channels. Only jobs of a channel load them, so that its log is not trimmed meanwhile."""
+    """States of all channels. A job that folds a channel loads its state, so that its log is not trimmed
+    meanwhile; requests only show what is stored."""
 
     def __init__(
         self, store: Store, runner: Runner, snapshots: Snapshots, clock: Clock, agenda: Agenda

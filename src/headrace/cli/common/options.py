@@ -15,7 +15,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 
 from headrace.cli.common.http_api import HttpApi, request
 from headrace.cli.common.output import UsageError
-from headrace.config.load import SETTINGS, Loaded, load
+from headrace.config.load import SETTINGS, Loaded, load, nearest
 from headrace.config.settings import Listen
 from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
@@ -277,10 +277,6 @@ class App(typer.Typer):
 class _Group(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Find the command; suggest similar names, because typer's own hint suggests hardly similar ones."""
-        from headrace.cli.common.output import UsageError
-        from headrace.config.load import nearest
-        from headrace.printing import quoted
-
         if self.get_command(ctx, args[0]) is None and not args[0].startswith("-"):
             hint = nearest(args[0], self.list_commands(ctx))
             raise UsageError(

@@ -197,9 +197,10 @@ def _dedupe(given: Given) -> None:
     """
     values = given.values
     values["window_s"] = _window(values["window_s"])
-    if values["payload"] or values["key"] or values["json_path"]:
-        # These override a key in the settings.
-        values |= {name: values[name] or "" for name in ("key", "json_path")}
+    # Either of them overrides both keys of the settings; an empty one does not count.
+    is_given = bool(values["payload"] or values["key"] or values["json_path"])
+    for name in ("key", "json_path"):
+        values[name] = values[name] or ("" if is_given else None)
     keywords = given.keywords(DedupeOptions)
     if sum(bool(keywords[name]) for name in ("key", "json_path", "payload")) != 1:
         raise UsageError("say what identifies a row: one of --key, --json-path and --payload")

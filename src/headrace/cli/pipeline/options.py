@@ -63,7 +63,7 @@ class Given:
             option, value = field.option, self.values.get(field.name)
             if field.key:
                 value = option.keyword(getattr(self.settings, option.setting))
-            if field.is_required and not value:
+            if field.key and field.is_required and not value:
                 raise UsageError(
                     f"{option.usage} is missing: give it, or set {option.setting} in [pipeline] of --config"
                 )

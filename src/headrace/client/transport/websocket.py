@@ -221,4 +221,4 @@ class _Quiet(logging.LoggerAdapter[logging.Logger]):
 
 
 # An adapter instead of a logger: picows would create a child logger for each connection.
-_log = _Quiet(logging.getLogger("headrace.client.websocket"), {})
+_log = _Quiet(logging.getLogger(__name__), {})

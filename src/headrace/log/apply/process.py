@@ -41,6 +41,10 @@ logger = logging.getLogger(__name__)
 BACKUP_S = 600.0
 """Seconds between two copies of the catalogue."""
 
+STARTED_AGAIN = (
+    "the applier process was killed by SIGBUS and is started again: the disk may be full"
+)
+
 _END_TIMEOUT_S = 5.0
 _RETRY_S = 1.0
 _LENGTH = struct.Struct(">I")
@@ -69,7 +73,7 @@ class Prepared(msgspec.Struct, tag="prepared"):
 
 
 class ChildWaiting(msgspec.Struct, tag="waiting"):
-    """The child cannot continue for now; it retries by itself."""
+    """The child cannot continue for now. It retries by itself, or is started again."""
 
     reason: str
 
@@ -165,11 +169,10 @@ class ApplierProcess:
             self._write(order)
 
     def _write(self, order: Order) -> None:
-        try:
+        # If the child has ended, the loop reads its last answers, and then its end.
+        with contextlib.suppress(ConnectionError):
             # Orders are few and tiny: at most one per journal file, far less than a socket's buffer holds.
             _send_bytes(self._socket, msgspec.msgpack.encode(order))
-        except ConnectionError:
-            self._ended()  # the loop has not noticed the end yet
 
     def _readable(self) -> None:
         try:
@@ -179,6 +182,7 @@ class ApplierProcess:
         except ConnectionError:
             data = b""
         if not data:
+            self._loop.remove_reader(self._socket.fileno())
             self._ended()
             return
         self._buffer += data
@@ -192,15 +196,15 @@ class ApplierProcess:
 
     def _ended(self) -> None:
         """Handle the end of a child that was not told to end: start another one, or report it once."""
-        if self._closing or self._failed or self._restart is not None:
+        if self._closing or self._failed:
             return
-        self._loop.remove_reader(self._socket.fileno())
         code = self._process.wait()
         if code == -signal.SIGBUS:
             # The kernel sends SIGBUS when a full disk has no room for a page of SQLite's shared memory. The
-            # journal still has all commits, and applying one twice is harmless.
+            # journal still has all commits. Only the last order can be half or wholly carried out without an
+            # answer, and repeating it is harmless.
             self._socket.close()
-            self._handle(ChildWaiting(DISK_FULL))
+            self._handle(ChildWaiting(STARTED_AGAIN))
             self._restart = self._loop.call_later(_RETRY_S, self._start_again)
             return
         how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
@@ -208,7 +212,11 @@ class ApplierProcess:
 
     def _start_again(self) -> None:
         self._restart = None
-        self._start()
+        try:
+            self._start()
+        except OSError as error:
+            self._fail(f"the applier process cannot be started: {error.strerror}")
+            return
         for order in list(self._unanswered):
             self._write(order)
 

@@ -76,6 +76,9 @@ class UnreadableCatalogueError(DamagedCatalogueError):
     """The disk cannot read the catalogue, perhaps only temporarily."""
 
 
+DATABASE_ERRORS = (sqlite3.DatabaseError, UnicodeDecodeError)
+"""Errors that a damaged file may cause. SQLite quotes damaged text in its messages: it may not be UTF-8."""
+
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_ERROR)
 _UNREADABLE = (
     sqlite3.SQLITE_IOERR,
@@ -86,7 +89,7 @@ _UNREADABLE = (
 """SQLite's error codes for a file that the disk could not read."""
 
 
-def unreadable(path: Path, error: sqlite3.Error) -> DataDirectoryError:
+def unreadable(path: Path, error: Exception) -> DataDirectoryError:
     """Return the DataDirectoryError for an error of SQLite.
 
     A full disk or a missing permission is not damage.
@@ -123,7 +126,7 @@ class Catalogue:
             db.execute("PRAGMA synchronous=FULL")
             # Freed pages are overwritten, because `pages.py` would find old rows in them.
             db.execute("PRAGMA secure_delete=ON")
-        except sqlite3.DatabaseError as error:
+        except DATABASE_ERRORS as error:
             raise unreadable(path, error) from error
         return cls(db, path)
 
@@ -391,7 +394,7 @@ class Catalogue:
             for kind, table in TABLES.items():
                 for _ in self._raw(kind) if table in names else ():
                     pass
-        except sqlite3.DatabaseError as error:
+        except DATABASE_ERRORS as error:
             raise unreadable(self.path, error) from error
         except msgspec.MsgspecError as error:
             raise DamagedCatalogueError(f"{self.path}: {error}") from error
@@ -407,7 +410,7 @@ class Catalogue:
                     rows.append(row)
                 else:
                     whole = False
-        except (sqlite3.DatabaseError, TypeError):
+        except (*DATABASE_ERRORS, TypeError):
             whole = False
         return rows, whole
 
@@ -427,7 +430,7 @@ class Catalogue:
     def _schema(self) -> list[tuple[object, ...]]:
         try:
             return list(self._db.execute(_SCHEMA))
-        except sqlite3.DatabaseError as error:
+        except DATABASE_ERRORS as error:
             raise unreadable(self.path, error) from error
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
@@ -502,7 +505,7 @@ def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
             db.close()
             raise
         return db
-    except sqlite3.DatabaseError as error:
+    except DATABASE_ERRORS as error:
         raise unreadable(path, error) from error
 
 

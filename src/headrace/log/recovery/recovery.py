@@ -6,7 +6,6 @@ the number of segments, never to their size; segments that lost their index are 
 
 import gc
 import secrets
-import sqlite3
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import closing, contextmanager
@@ -20,7 +19,12 @@ from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
 from headrace.log.apply.applier import Applier
 from headrace.log.batch.staging import remove_unfinished
-from headrace.log.catalogue.catalogue import BACKUP_NAME, Catalogue, open_unchanged
+from headrace.log.catalogue.catalogue import (
+    BACKUP_NAME,
+    DATABASE_ERRORS,
+    Catalogue,
+    open_unchanged,
+)
 from headrace.log.catalogue.rows import RENAMED_FORMAT, SegmentRow, TopicRow
 from headrace.log.disk import Disk, load, read_patiently
 from headrace.log.layout import Layout
@@ -145,7 +149,7 @@ def _backup_has_present_names(layout: Layout) -> bool:
     try:
         with open_unchanged(layout.root, BACKUP_NAME) as backup:
             return backup.meta().format >= RENAMED_FORMAT
-    except (DataDirectoryError, sqlite3.DatabaseError, msgspec.MsgspecError):
+    except (DataDirectoryError, *DATABASE_ERRORS, msgspec.MsgspecError):
         return False
 
 

@@ -6,7 +6,6 @@ end is on disk and does not change unless retention or `delete` removes it. So i
 is read again, and a segment that it no longer names is not reported as damage.
 """
 
-import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -17,6 +16,7 @@ from msgspec import Struct
 from headrace.errors import DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
+    DATABASE_ERRORS,
     FILE_NAME,
     Catalogue,
     DamagedCatalogueError,
@@ -94,7 +94,7 @@ def verify(
             raise DamagedCatalogueError(f"{data_dir / FILE_NAME}: the file is missing")
         with _open(data_dir) as view:
             _Check(layout, view, report, progress).run(topics, check)
-    except (DamagedCatalogueError, sqlite3.DatabaseError) as error:
+    except (DamagedCatalogueError, *DATABASE_ERRORS) as error:
         damage = _of_catalogue(FILE_NAME, error)
         if damage not in report.damages:
             report.damages.append(damage)
@@ -205,7 +205,7 @@ class _Check:
         for topic_id in ids:
             try:
                 self._plans[topic_id] = self._plan(topic_id)
-            except (DamagedCatalogueError, sqlite3.DatabaseError):
+            except (DamagedCatalogueError, *DATABASE_ERRORS):
                 break  # the error occurs again, and is reported, when this topic is checked
         works = [
             SegmentWork(row, segment)

@@ -51,7 +51,7 @@ class ChannelConnections(PingedConnections):
 
 
 class ChannelConnection(PingedConnection):
-    """Implements `Subscriber`."""
+    """A connection of channel clients. Implements `MemberConnection` of the broker."""
 
     __slots__ = (
         "_grant",
