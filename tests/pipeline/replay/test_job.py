@@ -198,7 +198,7 @@ def test_bad_input_is_refused_and_nothing_is_written(server, made, target, tmp_p
     assert "is not all of 0 to 100000" in refused(JobError, to_offset=100_000)
     assert "exclude each other" in refused(OptionError, from_offset=1, since=5)
     assert "it is empty" in refused(OptionError, from_offset=5, to_offset=5)
-    assert "above 0" in refused(OptionError, rate=0.0)
+    assert "at least 0.001" in refused(OptionError, rate=0.0)
     assert "url must be" in refused(OptionError, url="nowhere")
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0)
     assert "no server answers" in refused(ServerError, url="http://127.0.0.1:1")
