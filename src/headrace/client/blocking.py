@@ -1,4 +1,4 @@
-"""What blocking clients share: the thread of their asynchronous client, calls into it, and its end."""
+"""The base of blocking clients: the thread of their asynchronous client, calls into it, and its end."""
 
 import asyncio
 import threading

@@ -140,7 +140,7 @@ class Lifecycle(Generic[E]):
     def __await__(self) -> Generator[Any, None, Self]:
         return self.__aenter__().__await__()
 
-    # What a protocol supplies
+    # Methods that each protocol implements
 
     async def _start(self) -> None:
         """Prepare everything and connect; do nothing if that was done before."""
@@ -156,7 +156,7 @@ class Lifecycle(Generic[E]):
     def _fail_pending(self, error: ClientError) -> None:
         """Fail all calls that wait for the server, because the client has ended."""
 
-    # What a protocol uses
+    # Methods that protocols call
 
     def _connect(
         self,

@@ -1,13 +1,20 @@
 """Ends of channels that operators choose: destruction by hand, states that expire or are not kept."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from headrace.broker.channel.member import Standing
+from headrace.broker.channel.channel import ChannelRule, Joined
+from headrace.broker.channel.hub import Channels
+from headrace.broker.channel.member import Receive, Standing
 from headrace.broker.channel.notes import read_members, read_snapshot
+from headrace.broker.channel.snapshots import NotedSnapshots
+from headrace.config.settings import Config
 from headrace.payload.channel import Content
+from headrace.payload.reducers import reducer
+from headrace.testing.store import StepStore
 from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client
 from tests.broker.channel.world import GRACE_MS, World
@@ -43,6 +50,35 @@ def end_session(world: World, *clients: Client) -> None:
 
 
 # Destruction by hand
+
+
+def test_a_channel_may_be_destroyed_by_hand_while_its_first_message_waits(tmp_path: Path) -> None:
+    """With the embedded store: the topic does not exist yet when the channel is destroyed."""
+    store = StepStore(Config(data_dir=tmp_path / "data"))
+    channels = Channels(
+        store.store,
+        store.runner,
+        NotedSnapshots(store.store),
+        lambda name: ChannelRule(reducer("last"), 9000, 9000, 9000),
+        store.clock,
+        elapsed_ms=store.clock,
+        members_max=9,
+        remember_ms=9000,
+    )
+    channel, told = channels.get("c"), []
+    channel.join("a", None, Receive.POLL, told.append, told.append)
+    store.runner.run()
+    assert isinstance(told.pop(), Joined)
+    channel.send(channel.request("a"), 1, Content(b"1", True), told.append)
+    channel.destroy(lambda: told.append("destroyed"), told.append)
+    store.runner.run()
+    assert told[-1] == "destroyed"
+    assert not channel.is_busy
+    assert not channel.topic.exists
+    channel.join("a", None, Receive.POLL, told.append, told.append)
+    store.runner.run()
+    assert isinstance(told[-1], Joined)
+    store.crash()
 
 
 @both

@@ -35,6 +35,28 @@ def listed(store):
 # One commit
 
 
+@pytest.mark.parametrize("is_restarted", [False, True])
+@pytest.mark.parametrize("commit_bytes_max", [4096, 64])
+def test_a_topic_may_be_destroyed_while_its_first_records_wait(
+    open_store, tmp_path, is_restarted, commit_bytes_max
+):
+    """With small commits, the first records and the destruction are in two commits."""
+    sizes = JournalConfig(file_bytes=65_536, files=3, commit_bytes_max=commit_bytes_max)
+    config = tiny(tmp_path / "data", journal=sizes)
+    store = open_store(config)
+    append(store, "other", b"x")  # the commit that is being written
+    ask(store, "topic", b"first", noted={b"k": b"v"})
+    ask(store, "topic", noted={b"k": None, b"l": b"v"}, destroy=True)
+    ask(store, "topic", b"next life", noted={b"m": b"v"})
+    store.runner.run()
+    if is_restarted:
+        store = open_store(config)
+    assert store.payloads("topic") == [b"next life"]
+    topic = store.store.topic("topic")
+    assert (topic.start_offset, topic.start_ordinal) == (9, 1)
+    assert listed(store) == {"l": b"v", "m": b"v"}
+
+
 def test_everything_of_a_change_lies_in_one_commit_and_in_order(store):
     store.append("topic", b"old")
     append(store, "other", b"x")

@@ -114,7 +114,7 @@ def hashes(prefixes: Iterable[bytes], found: Sequence[Identity]) -> tuple[Words,
     return words[:, 0], words[:, 1]
 
 
-# Which rows are the first of their key
+# The first row of each key
 
 
 class Keys(NamedTuple):

@@ -1,7 +1,7 @@
 """The named readers of a client, over all its connections: records received, handled and stored.
 
     state       READ answered        LOST          reconnected   meaning
-    idle        -                    -             claiming      there is no connection
+    idle        -                    -             claiming      not connected
     claiming    waiting, active      claiming      claiming      READ was sent
     waiting     active               claiming      claiming      another connection reads
     active      active (moved)       claiming      claiming      records come, and may be acknowledged
