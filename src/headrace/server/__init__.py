@@ -1,1 +1,1 @@
-"""The only part of the server with sockets, timers and signals. Connects sessions to the broker."""
+"""The server process: sockets, timers and signals. It connects sessions to the broker."""

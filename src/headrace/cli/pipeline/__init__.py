@@ -1,1 +1,1 @@
-"""The commands `headrace pipeline …`, one file per job."""
+"""The commands `headrace pipeline …`, made from the options of the jobs."""
