@@ -1,1 +1,1 @@
-"""The command line, one file per command, or per group of related commands. It makes no decisions about the log: it asks the server."""
+"""The command line, one file per command or group of commands. It decides nothing about the log."""
