@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.spark import session
+from headrace.spark.session import register_source
 from tests.spark import delta
 from tests.spark.stopping import StoppingSource, Stops
 from tests.spark.support import SETTINGS
@@ -21,16 +22,13 @@ TASKS_AT_ONCE = 32
 """Number of parallel tasks.
 
 There are many more than cores, because tasks that wait at a point must not keep others from reaching theirs.
-When a query fails, its waiting tasks keep their slots, and the restarted query needs new ones. Spark itself
-lets a query fail now and then: a stream that starts writes into the environment of the data source, which all
-queries of the session share, while another query serializes it (`java.io.OptionalDataException`).
 """
 
 
 class Queries:
     def __init__(self, spark: Any, root: Path, url: str, options: Mapping[str, object]) -> None:
         self._spark, self._root, self._url, self._options = spark, root, url, options
-        spark.dataSource.register(StoppingSource)
+        register_source(spark, StoppingSource)
 
     def start(self, sink: str, *, to_the_end: bool = False) -> Any:
         """Continue from the checkpoint, without end or up to the present end."""

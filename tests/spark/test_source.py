@@ -310,6 +310,32 @@ def test_a_session_made_of_another_one_can_have_the_format_too(
     assert spark.read.format("headrace").options(**options).load().count() == 1
 
 
+def test_the_environment_of_the_source_can_change_while_a_query_is_serialized(spark: Any) -> None:
+    other = spark.newSession()
+    register(other)
+    manager = other._jsparkSession.sessionState().dataSourceManager()
+    function = manager.lookupDataSource("headrace").dataSourceCls()
+    environment = function.envVars()
+    environment.putAll({f"large-{n}": "so that it takes a while" for n in range(5000)})
+    done = threading.Event()
+
+    def start_streams() -> None:
+        while not done.is_set():
+            environment.put("stream", "started")
+            environment.remove("stream")
+
+    starting = threading.Thread(target=start_streams)
+    starting.start()
+    try:
+        java = spark._jvm.org.apache.spark.util.Utils
+        for _ in range(50):
+            copy = java.deserialize(java.serialize(function)).envVars()
+            assert copy["large-4999"] == "so that it takes a while"
+    finally:
+        done.set()
+        starting.join()
+
+
 def test_a_directory_that_is_none_is_refused(read: Read, tmp_path: Any) -> None:
     said = error_of(lambda: read(path=str(tmp_path), subscribe="t").collect())
     assert f"path '{tmp_path}' is not a data directory of Headrace" in said

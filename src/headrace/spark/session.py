@@ -21,6 +21,7 @@ from headrace.spark.source import HeadraceSource
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
 
 # Spark prints a message when it sets the level of its gateway's logger, unless that logger and the root
 # logger are at `warn`.
@@ -181,12 +182,39 @@ def register(spark: "SparkSession") -> None:
 
     Raise `WorkerPythonError` if Spark's workers run a Python without Headrace.
     """
-    if hasattr(
-        spark, "_jsparkSession"
-    ):  # a client of Spark Connect does not know its server's Python
+    if hasattr(spark, "_jsparkSession"):  # a client of Spark Connect cannot see the workers
         check_workers(spark.sparkContext)
+    register_source(spark, HeadraceSource)
+
+
+def register_source(spark: "SparkSession", source: "type[DataSource]") -> None:
+    """Register a data source that several streams of a session can use at the same time.
+
+    All queries share the environment map of a data source. A stream that starts writes into it while the
+    tasks of others are serialized with it. Spark's own registration makes it a `HashMap`, so now and then a
+    query fails with `OptionalDataException`. A `ConcurrentHashMap` can be serialized while it changes.
+    """
+    if not hasattr(spark, "_jsparkSession"):  # the server of Spark Connect makes the map
+        spark.dataSource.register(source)
+        return
+    from pyspark.sql.udf import _wrap_function
+
+    jvm: Any = spark._jvm
+    function: Any = _wrap_function(spark.sparkContext, source)
+    python = jvm.org.apache.spark.sql.execution.datasources.v2.python
+    shared = python.UserDefinedPythonDataSource(
+        function.copy(
+            function.command(),
+            jvm.java.util.concurrent.ConcurrentHashMap(function.envVars()),
+            function.pythonIncludes(),
+            function.pythonExec(),
+            function.pythonVer(),
+            function.broadcastVars(),
+            function.accumulator(),
+        )
+    )
     with _active(spark):
-        spark.dataSource.register(HeadraceSource)
+        spark._jsparkSession.dataSource().registerPython(source.name(), shared)
 
 
 @contextmanager
@@ -195,14 +223,10 @@ def _active(spark: "SparkSession") -> Iterator[None]:
 
     Spark 4.3 checks in the active session whether a name is taken, even if another session registers it.
     """
-    java = getattr(spark, "_jsparkSession", None)
-    if java is None:  # a client of Spark Connect
-        yield
-        return
     jvm: Any = spark._jvm
     sessions = jvm.org.apache.spark.sql.classic.SparkSession
     before = sessions.getActiveSession()
-    sessions.setActiveSession(java)
+    sessions.setActiveSession(spark._jsparkSession)
     try:
         yield
     finally:
