@@ -15,7 +15,7 @@ from headrace.broker.broker import (
 from headrace.config.settings import Config, Journal, Segment
 from headrace.log.records import pack_record
 from headrace.model import Durability, Position
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 
 def names(topic: str, at: Position, records: Sequence[bytes], ms: int = 0) -> bytes:

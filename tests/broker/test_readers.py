@@ -14,7 +14,7 @@ from headrace.errors import BadCursorError, BadReaderNameError
 from headrace.log.records import pack_record
 from headrace.log.store import waited_for
 from headrace.model import LAKE_READER, Position
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.tools import EXAMPLES
 
 WINDOW = 1 << 20

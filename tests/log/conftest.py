@@ -11,7 +11,7 @@ from hypothesis import settings
 from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.log import layout
 from headrace.model import Durability
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.tools import EXAMPLES
 
 # Examples are the same in every run, so a failure here can be reproduced everywhere. No deadline is set,

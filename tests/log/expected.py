@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from headrace.log.records import pack_record
 from headrace.log.store import Appended, Topic
 from headrace.model import Position
-from headrace.testing.store import RecordingListener, StepStore
+from tests.fakes.store import RecordingListener, StepStore
 
 
 @dataclass

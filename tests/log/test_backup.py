@@ -21,7 +21,7 @@ from headrace.log.layout import UNFINISHED_NAME, Layout
 from headrace.log.store import Note
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Span
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 
 PAYLOADS = [b"%d" % number * (number % 30) for number in range(40)]

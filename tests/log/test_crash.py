@@ -1,6 +1,6 @@
 """Crashes of the process and of the machine at every point of a recorded run: nothing acknowledged is lost.
 
-The disk is a model (`headrace.testing.disk`): after a crash of the machine, bytes that were not synced may be
+The disk is a model (`tests.fakes.disk`): after a crash of the machine, bytes that were not synced may be
 missing, torn or zeros. Another model (`expected.py`) knows what must be there then.
 """
 
@@ -13,8 +13,8 @@ import pytest
 
 from headrace.config.settings import Config, Journal, Segment
 from headrace.log.records import pack_record
-from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
-from headrace.testing.store import BOOT_ID, StepClock, StepStore
+from tests.fakes.disk import DiskModel, MarkOp, Operation, RecordingDisk
+from tests.fakes.store import BOOT_ID, StepClock, StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import Expected, ExpectingListener
 

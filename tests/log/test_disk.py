@@ -7,7 +7,7 @@ import pytest
 
 from headrace.log import disk as disk_module
 from headrace.log.disk import Disk
-from headrace.testing.disk import DiskModel, Operation, RecordingDisk
+from tests.fakes.disk import DiskModel, Operation, RecordingDisk
 
 
 @pytest.fixture

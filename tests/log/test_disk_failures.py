@@ -10,8 +10,8 @@ import pytest
 from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log.disk import DISK_FULL
 from headrace.log.records import pack_record
-from headrace.testing.disk import DiskModel, FailingDisk, MarkOp, Operation, SyncOp, Write
-from headrace.testing.store import BOOT_ID, StepStore
+from tests.fakes.disk import DiskModel, FailingDisk, MarkOp, Operation, SyncOp, Write
+from tests.fakes.store import BOOT_ID, StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import Expected
 from tests.log.test_crash import OTHER_BOOT, Run, check_all, everything

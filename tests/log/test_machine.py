@@ -22,7 +22,7 @@ from headrace.log.records import pack_record
 from headrace.log.retention import trimming
 from headrace.log.store import Topic
 from headrace.model import JUMP, Durability, Position
-from headrace.testing.store import StepClock, StepStore
+from tests.fakes.store import StepClock, StepStore
 from tests.log.conftest import QUICK
 from tests.log.expected import read
 

@@ -20,7 +20,7 @@ from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
-from headrace.testing.store import block
+from tests.fakes.store import block
 from tests.log.old_versions.kept_format import _anonymous
 from tests.log.old_versions.kept_names import Api, event
 

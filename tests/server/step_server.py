@@ -21,7 +21,7 @@ from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.logux.connection import Logux
 from headrace.server.topic_connection import Wombats
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 MEMORY = "memory/"
 """Prefix of topics that are durable at once, so that their publishes overtake others."""

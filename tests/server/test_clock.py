@@ -6,7 +6,7 @@ from headrace.config.settings import ClockSettings, Retention
 from headrace.log.disk import Disk
 from headrace.log.retention import RetentionSweep as Retainer
 from headrace.server.clock import SAVE_MS, SETTLE_MS, ClockFile, SteadyClock
-from headrace.testing.store import StepRunner, StepStore
+from tests.fakes.store import StepRunner, StepStore
 from tests.log.conftest import tiny
 
 MINUTE_MS = 60_000

@@ -17,7 +17,7 @@ from headrace.server.connection import COMMANDS_AT_ONCE_MAX, Connections
 from headrace.server.diagnostics import Metrics
 from headrace.server.loop import TURN_PIECES_MAX
 from headrace.server.topic_connection import FiggConnection
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.server.step_server import health_of
 from tests.system.figg import foreign as figg
 

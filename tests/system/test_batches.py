@@ -18,7 +18,7 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.testing import ServerProcess, wait_until
-from headrace.testing.store import block
+from tests.fakes.store import block
 from tests.system.checked import in_threads
 from tests.system.conftest import SMALL, Start
 from tests.system.support import get_json, metrics, verify

@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from headrace.testing import LogChecker, ServerFailedError, ServerProcess, wait_until
-from headrace.testing.store import block
+from tests.fakes.store import block
 from tests.log.conftest import QUICK
 from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
 from tests.system.conftest import SMALL, Start

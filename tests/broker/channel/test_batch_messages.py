@@ -22,7 +22,7 @@ from headrace.log.store import Appended, BatchAnswer, BatchRefusedError
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 from headrace.payload.channel import Content, StoredMessage, decode_message, decode_row, encode_row
 from headrace.payload.reducers import reducer
-from headrace.testing.store import RecordingListener, StepClock, StepStore
+from tests.fakes.store import RecordingListener, StepClock, StepStore
 from tests.log.conftest import QUICK
 
 LEASE_MS, GRACE_MS, REMEMBER_MS = 1_000_000, 10_000, 10_000_000

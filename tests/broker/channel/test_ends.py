@@ -14,10 +14,10 @@ from headrace.broker.channel.snapshots import NotedSnapshots
 from headrace.config.settings import Config
 from headrace.payload.channel import Content
 from headrace.payload.reducers import reducer
-from headrace.testing.store import StepStore
 from tests.broker.channel.model_store import NAME, ModelStore
 from tests.broker.channel.test_channel import Client
 from tests.broker.channel.world import GRACE_MS, World
+from tests.fakes.store import StepStore
 
 AGE_MS = 1_000_000
 

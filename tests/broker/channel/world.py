@@ -12,8 +12,8 @@ from headrace.broker.channel.snapshots import NotedSnapshots
 from headrace.errors import ChannelError
 from headrace.payload.channel import Content, decode_message
 from headrace.payload.reducers import reducer
-from headrace.testing.store import StepRunner
 from tests.broker.channel.model_store import NAME, NO_SNAPSHOT, Disk, Id, ModelStore, SlowSnapshots
+from tests.fakes.store import StepRunner
 
 LEASE_MS, GRACE_MS, PRESENCE_MS, REMEMBER_MS = 1_000_000, 10_000, 5_000, 10_000_000
 

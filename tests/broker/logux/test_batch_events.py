@@ -24,8 +24,8 @@ from headrace.log.records import pack_record
 from headrace.log.store import BatchAnswer, BatchPart, Block, Progress
 from headrace.model import LOGUX_PREFIX, PAYLOAD_BYTES_MAX, Durability
 from headrace.payload.logux import created_of, decode_envelope
-from headrace.testing.disk import DiskModel, RecordingDisk
-from headrace.testing.store import StepStore
+from tests.fakes.disk import DiskModel, RecordingDisk
+from tests.fakes.store import StepStore
 from tests.log.conftest import QUICK
 
 LOGS = ("$logux/a", "$logux/b")

@@ -12,7 +12,7 @@ from headrace.broker.logux import echoes as logux_echoes
 from headrace.broker.logux.echoes import Echoes, SentEvent
 from headrace.config.settings import Config, Journal, Segment
 from headrace.payload.logux import Created, Envelope, encode_envelope, raw_event
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 TOPIC = "$logux/main"
 

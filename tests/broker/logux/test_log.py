@@ -14,7 +14,7 @@ from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.settings import Config, Journal, Segment
 from headrace.model import Durability, Position
 from headrace.payload.logux import Envelope, decode_envelope, encode_envelope, key_of, raw_event
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 TOPIC = "$logux/main"
 

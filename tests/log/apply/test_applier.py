@@ -21,7 +21,7 @@ from headrace.log.read.index import decode_header
 from headrace.log.read.segment import Segments
 from headrace.log.records import pack_record
 from headrace.model import Durability
-from headrace.testing.disk import (
+from tests.fakes.disk import (
     CatalogueCommit,
     DiskModel,
     FailingDisk,

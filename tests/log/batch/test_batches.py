@@ -25,8 +25,8 @@ from headrace.log.commit.journal import RECENT_MAX
 from headrace.log.store import BatchAnswer, BatchPart, Block
 from headrace.log.verify.verify import verify
 from headrace.model import LOGUX_PREFIX
-from headrace.testing.disk import DiskModel, RecordingDisk
-from headrace.testing.store import StepStore
+from tests.fakes.disk import DiskModel, RecordingDisk
+from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 
 NEW = BatchAnswer(duplicate=False, records=3)

@@ -1,6 +1,6 @@
 """Crashes at every point of a run with batches: decided batches are there exactly once, and nothing else is.
 
-The disk is a model (`headrace.testing.disk`), as in `tests/log/test_crash.py`.
+The disk is a model (`tests.fakes.disk`), as in `tests/log/test_crash.py`.
 """
 
 import random
@@ -12,8 +12,8 @@ import pytest
 
 from headrace.log.records import pack_record
 from headrace.log.verify.verify import verify
-from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
-from headrace.testing.store import BOOT_ID, RecordingListener, StepStore
+from tests.fakes.disk import DiskModel, MarkOp, Operation, RecordingDisk
+from tests.fakes.store import BOOT_ID, RecordingListener, StepStore
 from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
 
 TOPICS = ("a", "b", "written/w")

@@ -13,8 +13,8 @@ from headrace.errors import (
     StagingFullError,
     UnknownStagedError,
 )
-from headrace.testing.disk import FailingDisk, RecordingDisk, Rename, SyncDirectory, SyncOp, Write
-from headrace.testing.store import StepClock, block
+from tests.fakes.disk import FailingDisk, RecordingDisk, Rename, SyncDirectory, SyncOp, Write
+from tests.fakes.store import StepClock, block
 from tests.log.conftest import tiny
 
 

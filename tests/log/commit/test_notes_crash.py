@@ -1,6 +1,6 @@
 """Crashes at every point of runs with changes: a change's records and notes appear together, and in order.
 
-The disk is a model (`headrace.testing.disk`), as in `tests/log/test_crash.py`. After a crash, a store must
+The disk is a model (`tests.fakes.disk`), as in `tests/log/test_crash.py`. After a crash, a store must
 hold the result of a prefix of all changes. The prefix contains at least every change that was answered.
 """
 
@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from headrace.log.records import pack_record
 from headrace.log.store import Note
 from headrace.log.verify.verify import verify
-from headrace.testing.disk import DiskModel, MarkOp, Operation, RecordingDisk
-from headrace.testing.store import BOOT_ID, RecordingListener, StepStore
+from tests.fakes.disk import DiskModel, MarkOp, Operation, RecordingDisk
+from tests.fakes.store import BOOT_ID, RecordingListener, StepStore
 from tests.log.conftest import QUICK
 from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
 

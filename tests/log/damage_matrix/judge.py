@@ -42,7 +42,7 @@ from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.verify.verify import Report, verify
 from headrace.model import Position
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.log.damage_matrix.damages import CONTENTS, WHOLE, Damage
 from tests.log.damage_matrix.worlds import Group, Place, World
 from tests.log.expected import check_order, read

@@ -16,7 +16,7 @@ from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.store import Note
 from headrace.model import Durability, Position
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 JOURNAL_BYTES = 64 * 1024
 BLOCK_BYTES = 4096

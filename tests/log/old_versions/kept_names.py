@@ -22,7 +22,7 @@ import httpx
 from headrace.log import layout
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.testing import ServerProcess
-from headrace.testing.store import StepStore, block
+from tests.fakes.store import StepStore, block
 from tests.log.damage_matrix.worlds import small
 from tests.log.old_versions.kept_format import _anonymous
 

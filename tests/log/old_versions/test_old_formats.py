@@ -10,7 +10,7 @@ import pytest
 
 from headrace.log.verify.verify import verify
 from headrace.model import Position
-from headrace.testing.store import BOOT_ID, StepStore
+from tests.fakes.store import BOOT_ID, StepStore
 from tests.log.damage_matrix.worlds import small
 from tests.log.expected import check_order, read
 from tests.log.old_versions.kept_format import unpack

@@ -20,9 +20,9 @@ from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME, Catalogue
 from headrace.log.store import Block, Topic
 from headrace.log.verify.verify import verify
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, Position
-from headrace.testing.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, SyncOp, Unlink
-from headrace.testing.store import StepStore
 from tests.archives import extract
+from tests.fakes.disk import CatalogueCommit, DiskModel, RecordingDisk, Rename, SyncOp, Unlink
+from tests.fakes.store import StepStore
 from tests.log.damage_matrix.worlds import small
 
 ARCHIVES = Path(__file__).parent / "old_names"

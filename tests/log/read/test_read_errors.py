@@ -9,7 +9,7 @@ from headrace.config.settings import Segment
 from headrace.log import disk as file_reads
 from headrace.log.read import segment
 from headrace.log.read.raw import RawTopic
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 
 RECORDS = 120

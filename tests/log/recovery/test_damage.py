@@ -11,7 +11,7 @@ import pytest
 from headrace.log.catalogue.catalogue import FILE_NAME
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_rows
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import check_order, read
 

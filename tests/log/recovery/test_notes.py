@@ -21,7 +21,7 @@ from headrace.log.recovery.scan import _without_gaps
 from headrace.log.store import BatchPart, Block, Note, Progress, Topic
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.log.commit.test_notes import ask, listed, put
 from tests.log.conftest import tiny
 from tests.log.recovery.test_damage import flip

@@ -21,7 +21,7 @@ from headrace.log.recovery import frames as journal_reading
 from headrace.log.recovery import recovery
 from headrace.log.recovery import scan as journal_scan
 from headrace.model import JUMP, Durability
-from headrace.testing.store import StepClock
+from tests.fakes.store import StepClock
 from tests.log.conftest import tiny
 
 BOOTS = [b"boot number %4d" % number + b"." for number in range(4)]

@@ -22,7 +22,7 @@ from headrace.log.verify import checks
 from headrace.log.verify.checks import VerifiedRange
 from headrace.log.verify.verify import Report, verify
 from headrace.model import JUMP, Durability, Position
-from headrace.testing.store import BOOT_ID, StepStore
+from tests.fakes.store import BOOT_ID, StepStore
 
 SEGMENT_BYTES = 64
 

@@ -32,7 +32,7 @@ from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
 from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.tasks import LocalRunner, NotSharedError
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 from tests.lake.rows import rows, write
 
 SIZES = (0, 1, 30, 30, 30, 300, 3000)

@@ -19,7 +19,7 @@ from headrace.server.http import shared as api_shared
 from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.testing import ServerProcess, wait_until
-from headrace.testing.store import StepStore, block
+from tests.fakes.store import StepStore, block
 
 _producers = count()
 

@@ -16,7 +16,7 @@ from headrace.config.settings import Config, Journal
 from headrace.server.http import topics as api_cursors
 from headrace.server.http.topics import CursorsApi
 from headrace.testing import ServerProcess, wait_until
-from headrace.testing.store import StepStore
+from tests.fakes.store import StepStore
 
 _numbers = count()
 
