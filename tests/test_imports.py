@@ -73,7 +73,6 @@ DOORS = {
         *("layout", "records", "catalogue.catalogue", "catalogue.rows", "read.index"),
         *("verify.checks", "verify.verify"),
     },
-    ("cli", "log"): {"backup", "verify.inspect", "verify.verify"},
     ("server", "log"): {
         *("store", "embedded", "layout", "disk"),
         *("batch.staging", "read.index", "read.raw"),
@@ -83,7 +82,7 @@ DOORS = {
         *("topics.client", "topics.events", "topics.window"),
     },
     ("server", "session"): {
-        *("server", "units", "figg", "wombat", "logux.server", "logux.server5", "channel.server"),
+        *("server", "figg", "wombat", "logux.server", "logux.server5", "channel.server"),
     },
     ("cli", "server"): {"server"},
     ("cli", "client"): {"", "connect"},

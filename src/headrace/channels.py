@@ -5,10 +5,10 @@ from typing import Unpack
 from headrace.client.channel.blocking import BlockingChannel
 from headrace.client.channel.blocking import BlockingChannelPool as BlockingConnection
 from headrace.client.channel.client import ChannelClient as Channel
+from headrace.client.channel.client import ChannelOptions, ChannelOptionsDict
 from headrace.client.channel.events import ChannelMessage as Message
 from headrace.client.channel.events import MissedMessages as Missed
 from headrace.client.channel.events import Snapshot
-from headrace.client.channel.options import ChannelOptions, ChannelOptionsDict
 from headrace.client.channel.pool import ChannelPool as Connection
 from headrace.client.connect import channel_client, channel_pool
 

@@ -3,7 +3,7 @@
 Clients use the public API of picows, which this module passes on. The server reads and checks a handshake
 itself, and so hands a transport over to picows' protocol class, which picows does not export.
 `tests/test_picows_adapter.py` says what differs in another version. Elsewhere: messages and close codes
-(`server/websocket.py`, `client/transport/websocket.py`).
+(`server/websocket.py`, `client/transport.py`).
 """
 
 import asyncio

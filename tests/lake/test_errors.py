@@ -5,9 +5,8 @@ import sqlite3
 
 import pytest
 
-from headrace.lake.errors import in_a_sentence
 from headrace.lake.files.writing import SortedFile
-from headrace.lake.format import DamagedTableError, LakeError, Shape, plain
+from headrace.lake.format import DamagedTableError, LakeError, Shape, in_a_sentence, plain
 from headrace.lake.formats import parquet as registry
 from headrace.lake.states import StatesWriter
 from headrace.lake.table import make_table, open_table

@@ -13,7 +13,7 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import StaticTable
 
-from headrace.lake.files.durable import replace
+from headrace.lake.files.writing import replace
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats import iceberg
 from headrace.lake.formats.iceberg import IcebergLake

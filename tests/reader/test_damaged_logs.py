@@ -21,9 +21,8 @@ from headrace.reader.view import (
     SourceError,
     open_log,
 )
-from headrace.spark.columns import SCHEMA
+from headrace.spark.columns import SCHEMA, PartReader, ReadPartition
 from headrace.spark.options import parse_source
-from headrace.spark.reader import PartReader, ReadPartition
 from headrace.testing import ServerProcess, wait_until
 from tests.reader.conftest import VIEWS, Filled, Record, start_server, view_of
 from tests.reader.runs import flipped

@@ -11,9 +11,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
-from headrace.server.http.shared import body
+from headrace.server.http.requests import RequestMemory, body
 
 WAIT_S = 10.0
 BODY_BYTES_MAX = 1000

@@ -14,8 +14,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import InputPartition, WriterCommitMessage
 from pyspark.sql.types import StructType
 
+from headrace.spark.columns import ReadPartition
 from headrace.spark.options import parse_sink, parse_source
-from headrace.spark.reader import ReadPartition
 from headrace.spark.sink import StreamWriter
 from headrace.spark.source import HeadraceSource
 from headrace.spark.stream import StreamReader

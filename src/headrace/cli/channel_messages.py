@@ -13,8 +13,8 @@ import typer
 
 from headrace.cli.channels import Name
 from headrace.cli.common import options
-from headrace.cli.common.http_api import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
+from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, size
 

@@ -9,9 +9,9 @@ import typer
 from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.http_api import HttpApi, request
 from headrace.cli.common.options import App
 from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
+from headrace.cli.common.server import HttpApi, request
 from headrace.printing import counted, printable, quoted, size
 
 app = App()

@@ -10,8 +10,8 @@ import typer
 from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.http_api import HttpApi, UnreachableError, request
 from headrace.cli.common.output import console, moment, print_table, with_progress
+from headrace.cli.common.server import HttpApi, UnreachableError, request
 from headrace.printing import counted, printable, size
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ def _find(
                 raise
         else:
             return answer
-    from headrace.log.verify.inspect import inspect_topic
+    from headrace.log.verify.verify import inspect_topic
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
     return inspect_topic(directory, topic)

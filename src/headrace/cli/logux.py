@@ -12,9 +12,9 @@ from urllib.parse import quote
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.json_records import LineTooLongError, read_lines
 from headrace.cli.common.options import App
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
+from headrace.cli.publish import LineTooLongError, read_lines
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError

@@ -7,9 +7,9 @@ import typer
 from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.http_api import HttpApi, request
 from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError, moment, note, print_table
+from headrace.cli.common.server import HttpApi, request
 from headrace.cli.topics import all_topics
 from headrace.model import LAKE_START_READER
 from headrace.printing import counted, printable, size

@@ -18,10 +18,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.connection import run_with_client
-from headrace.cli.common.http_api import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.common.options import MOMENT_HELP, parse_moment
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
+from headrace.cli.common.server import (
+    HttpApi,
+    NotFoundError,
+    UnreachableError,
+    request,
+    run_with_client,
+)
 from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
 from headrace.printing import printable, quoted
@@ -202,7 +207,9 @@ def print_records(
         has_lake=lake is not None,
     )
     try:
-        run_with_client(url, timeout_s, printer.print_all, patient=True, lake=lake)
+        run_with_client(
+            options.url_or_default(url), timeout_s, printer.print_all, patient=True, lake=lake
+        )
     except KeyboardInterrupt:
         pass  # the user ends the command
     except BrokenPipeError:

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.http_api import HttpApi, request
 from headrace.cli.common.output import UsageError, moment, note, print_table
+from headrace.cli.common.server import HttpApi, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import counted, printable, quoted, size
 

@@ -3,14 +3,13 @@
 from typing import TYPE_CHECKING
 
 from headrace.client.connect import connect, connect_blocking
-from headrace.client.options import Backoff, exponential
+from headrace.client.link import Backoff, exponential
 from headrace.client.topics.blocking import (
     BlockingClient,
     BlockingReaderSubscription,
     BlockingSubscription,
 )
-from headrace.client.topics.client import Client
-from headrace.client.topics.options import Options
+from headrace.client.topics.client import Client, Options
 from headrace.client.topics.reader import ReaderChange, ReaderSubscription
 from headrace.client.topics.subscription import Handler, Message, Subscription
 from headrace.session.client import ConnectionState
@@ -19,7 +18,7 @@ from headrace.session.topics.events import Missed
 if TYPE_CHECKING:
     from headrace.client.logux.client import LogEvents as LogEvents
     from headrace.client.logux.client import LoguxClient as LoguxClient
-    from headrace.client.logux.options import LoguxOptions as LoguxOptions
+    from headrace.client.logux.client import LoguxOptions as LoguxOptions
     from headrace.client.logux.store import LogEvent as LogEvent
 
 __all__ = [

@@ -8,22 +8,19 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 from urllib.parse import quote, unquote, urlsplit
 
-from headrace.client.options import LinkOptions, exponential
+from headrace.client.link import LinkOptions, exponential
 from headrace.client.topics.blocking import BlockingClient
-from headrace.client.topics.client import Client
-from headrace.client.topics.options import Options, OptionsDict
-from headrace.client.transport.connection import MakeConnection, TcpConnection
+from headrace.client.topics.client import Client, Options, OptionsDict
+from headrace.client.transport import MakeConnection, TcpConnection
 from headrace.errors import BadTopicNameError, ConfigError
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, check_topic_name
 from headrace.printing import masked, quoted
 from headrace.session.figg import FiggClientSession
 
 if TYPE_CHECKING:
-    from headrace.client.channel.client import ChannelClient
-    from headrace.client.channel.options import ChannelOptions
+    from headrace.client.channel.client import ChannelClient, ChannelOptions
     from headrace.client.channel.pool import ChannelPool
-    from headrace.client.logux.client import LoguxClient
-    from headrace.client.logux.options import LoguxOptionsDict
+    from headrace.client.logux.client import LoguxClient, LoguxOptionsDict
 
 FIGG_PORT = 8119
 WEBSOCKET_PORT = 8120
@@ -158,8 +155,7 @@ def _wombat_client(url: Url, options: Options) -> Client:
 
 
 def _logux_client(url: Url, options: dict[str, Any]) -> "LoguxClient":
-    from headrace.client.logux.client import LoguxClient
-    from headrace.client.logux.options import LoguxOptions
+    from headrace.client.logux.client import LoguxClient, LoguxOptions
     from headrace.wire.logux import messages
 
     checked = LoguxOptions(**options)
@@ -179,7 +175,7 @@ def _channel_pool(url: Url, options: "ChannelOptions", *, is_shared: bool) -> "C
 
 def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int) -> MakeConnection:
     """Return the way to connect to a path of the server."""
-    from headrace.client.transport.websocket import WebSocketTransport
+    from headrace.client.transport import WebSocketTransport
 
     is_encrypted = url.scheme.endswith("s")
     if options.ssl is not None and not is_encrypted:

@@ -10,9 +10,8 @@ from collections.abc import Callable, Generator, Iterable
 from types import TracebackType
 from typing import Any, Generic, Literal, Self
 
-from headrace.client.link import Link
-from headrace.client.options import Backoff, LinkOptions, exponential
-from headrace.client.transport.connection import MakeConnection
+from headrace.client.link import Backoff, Link, LinkOptions, exponential
+from headrace.client.transport import MakeConnection
 from headrace.errors import (
     ClientClosedError,
     ClientError,

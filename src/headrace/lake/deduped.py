@@ -17,9 +17,16 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from crc32c import crc32c
 
-from headrace.lake.files.durable import make_directory, replace
 from headrace.lake.files.reading import crc_of_records, read_groups
-from headrace.lake.files.writing import SortedFile, Statistics, Values, WrittenFile, time_text
+from headrace.lake.files.writing import (
+    SortedFile,
+    Statistics,
+    Values,
+    WrittenFile,
+    make_directory,
+    replace,
+    time_text,
+)
 from headrace.lake.format import (
     DATE,
     FORMAT,

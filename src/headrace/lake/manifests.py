@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-from headrace.lake.files.durable import make_directory, replace, sync
+from headrace.lake.files.writing import make_directory, replace, sync
 from headrace.lake.format import (
     RENAMED_FORMAT,
     LakeError,

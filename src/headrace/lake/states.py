@@ -17,8 +17,7 @@ import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from headrace.lake.errors import writing
-from headrace.lake.files.durable import sync
+from headrace.lake.files.writing import sync
 from headrace.lake.format import (
     FORMAT,
     NAMES_KEY,
@@ -26,6 +25,7 @@ from headrace.lake.format import (
     Positions,
     has_old_names,
     present_topic,
+    writing,
 )
 from headrace.lake.formats.delta import can_open, commit_delta, make_delta, sweep_delta
 from headrace.model import Position

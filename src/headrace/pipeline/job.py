@@ -12,7 +12,7 @@ from typing import NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 from headrace.config.pipeline import JobOptions, check
 from headrace.errors import BadTopicNameError, OptionError
-from headrace.lake.files.durable import make_directory
+from headrace.lake.files.writing import make_directory
 from headrace.lake.format import LakeError, Positions
 from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import open_table

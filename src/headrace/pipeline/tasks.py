@@ -1,7 +1,8 @@
 """Runs works on Spark's executors. Only this file submits tasks and turns their failures into sentences.
 
 A job passes small descriptions of work to `run` and gets small results back. Records stay where they are
-read. Works are submitted with `parallelize` and not as data frames, because Spark has to start less for them.
+read. What one task leaves for another is in files of Arrow batches (`staging`). Works are submitted with
+`parallelize` and not as data frames, because Spark has to start less for them.
 """
 
 import contextlib
@@ -12,15 +13,23 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+
+import pyarrow as pa
 
 from headrace.errors import HeadraceError
+from headrace.lake.files.writing import make_directory
+from headrace.lake.format import writing
+from headrace.lake.manifests import HIDDEN
 from headrace.reader.http_client import ServerError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
 
 logger = logging.getLogger(__name__)
 
@@ -316,3 +325,79 @@ def _standard_error(handle: int) -> Iterator[None]:
         os.dup2(kept, 2)
         os.close(kept)
         os.close(handle)
+
+
+Batches = dict[int, list[int]]
+"""Indexes of a file's batches, by the number of the batch."""
+
+Places = list[tuple[str, list[int]]]
+"""Paths of files, each with the indexes of some batches."""
+
+
+@contextmanager
+def staging(directory: Path) -> Iterator[Path]:
+    """Yield a directory for the files of a run, empty before and after; only one run may use it at a time."""
+    place = directory / HIDDEN / "staging"
+    make_directory(place)
+    _empty(place)
+    try:
+        yield place
+    finally:
+        _empty(place)
+
+
+def _empty(place: Path) -> None:
+    for path in place.iterdir():
+        path.unlink()
+
+
+class WorkFile:
+    """Staged file of one task.
+
+    A task that Spark repeats writes another file. Only files that the driver learns of count.
+    """
+
+    def __init__(self, staging: str, name: str, schema: pa.Schema) -> None:
+        if not Path(staging).is_dir():
+            raise NotSharedError(
+                f"Spark's executors do not see {staging}: name a directory that all machines share"
+            )
+        self.path = str(Path(staging, f"{name}-{uuid.uuid4().hex[:12]}.arrow"))
+        self.batches: Batches = {}
+        self._schema = schema
+        self._written = 0
+
+    def __enter__(self) -> Self:
+        self._stack = ExitStack()
+        with writing(Path(self.path)):
+            file = self._stack.enter_context(pa.OSFile(self.path, "wb"))
+            self._writer = self._stack.enter_context(pa.ipc.new_file(file, self._schema))
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        with writing(Path(self.path)):
+            self._stack.close()
+
+    def add(self, number: int, batch: pa.RecordBatch) -> None:
+        with writing(Path(self.path)):
+            self._writer.write_batch(batch)
+        self.batches.setdefault(number, []).append(self._written)
+        self._written += 1
+
+
+def by_number(files: Iterable[tuple[str, Batches]]) -> dict[int, Places]:
+    found: dict[int, Places] = {}
+    for path, batches in files:
+        for number, some in batches.items():
+            found.setdefault(number, []).append((path, some))
+    return dict(sorted(found.items()))
+
+
+def read_staged(
+    stack: ExitStack, places: Sequence[tuple[str, list[int]]]
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches from files that stay mapped until the stack is closed: pages are read when needed."""
+    for path, numbers in places:
+        reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
+        for number in numbers:
+            yield reader.get_batch(number)

@@ -20,8 +20,7 @@ from headrace.model import Refusal
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.loop import Turns
 from headrace.server.refusals import Refusals
-from headrace.session.server import Close, ServerSession
-from headrace.session.units import Unit
+from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
 
 logger = logging.getLogger(__name__)

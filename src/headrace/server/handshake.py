@@ -17,7 +17,7 @@ import httptools
 from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
-from headrace.server.http.limits import RequestMeter, RequestRefusedError
+from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.websocket import WebSocketConnection, upgrade
 

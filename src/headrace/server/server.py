@@ -16,8 +16,8 @@ import uvloop
 from headrace.broker.broker import Broker
 from headrace.broker.channel.batch_messages import BatchMessages
 from headrace.broker.channel.snapshots import NotedSnapshots
-from headrace.broker.logux.batch_events import BatchEvents
 from headrace.broker.logux.event_ids import EventIds
+from headrace.broker.logux.log import BatchEvents
 from headrace.config.settings import Config, old_names
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
@@ -42,8 +42,8 @@ from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.handshake import Door, Route
 from headrace.server.http.api import ServerFacts, make_app
-from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
+from headrace.server.http.requests import RequestMemory
 from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_text, open_listeners
 from headrace.server.logux.connection import Logux

@@ -9,11 +9,17 @@ from collections.abc import Sequence
 
 from headrace.errors import LocalProtocolError
 from headrace.session.client import Broken
-from headrace.session.server import AttachCommand, Command, DetachCommand, Publish, TopicSession
+from headrace.session.server import (
+    AttachCommand,
+    Command,
+    DetachCommand,
+    Publish,
+    TopicSession,
+    Unit,
+)
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, Place, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.session.units import Unit
 from headrace.wire import readers, websocket
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ClientDecoder, ServerDecoder

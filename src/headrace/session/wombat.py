@@ -23,11 +23,19 @@ from collections.abc import Sequence
 from headrace.errors import LocalProtocolError
 from headrace.model import RefusedPublish
 from headrace.session.client import Broken
-from headrace.session.server import AttachCommand, Command, DetachCommand, Publish, TopicSession
+from headrace.session.server import (
+    AttachCommand,
+    Command,
+    DetachCommand,
+    NumberRange,
+    Publish,
+    TopicSession,
+    Unit,
+    Units,
+)
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, Place, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.session.units import NumberRange, Unit, Units
 from headrace.wire import readers
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder, ServerDecoder

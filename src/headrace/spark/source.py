@@ -32,9 +32,8 @@ from pyspark.sql.types import StructType
 from headrace.model import Position
 from headrace.reader.planning import SourceOptions, parts_of, plan_batch
 from headrace.reader.view import LogRange, LogView, TopicState, open_log
-from headrace.spark.columns import default_schema
+from headrace.spark.columns import PartReader, ReadPartition, default_schema
 from headrace.spark.options import parse_sink, parse_source
-from headrace.spark.reader import PartReader, ReadPartition
 from headrace.spark.sink import BatchWriter, StreamWriter
 from headrace.spark.stream import StreamReader
 

@@ -39,6 +39,7 @@ from headrace.reader.planning import (
     ranges_between,
 )
 from headrace.reader.view import DataLossError, LogView, TopicState, open_log
+from headrace.spark.columns import PartReader, ReadPartition
 from headrace.spark.progress import (
     Group,
     Offset,
@@ -47,7 +48,6 @@ from headrace.spark.progress import (
     is_initial,
     joined_in,
 )
-from headrace.spark.reader import PartReader, ReadPartition
 
 logger = logging.getLogger(__name__)
 

@@ -12,10 +12,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from headrace.broker.logux import batch_events
-from headrace.broker.logux.batch_events import BatchEvents
+from headrace.broker.logux import log as logux_log
 from headrace.broker.logux.event_ids import FILE_NAME, EventIds
-from headrace.broker.logux.log import LoguxLog, NewEvent
+from headrace.broker.logux.log import BatchEvents, LoguxLog, NewEvent
 from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.errors import BadBlockError
 from headrace.log import layout
@@ -171,7 +170,7 @@ def test_what_comes_behind_events_waits_until_they_are_durable(bench: Bench) -> 
 def test_many_events_are_given_to_their_logs_in_portions(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(batch_events, "PORTION_EVENTS_MAX", 10)
+    monkeypatch.setattr(logux_log, "PORTION_EVENTS_MAX", 10)
     given: list[int] = []
     add = LoguxLog.add
 
@@ -430,7 +429,7 @@ def test_a_record_that_is_no_event_after_all_is_told_and_left_out(
 def test_events_that_cannot_be_looked_at_are_given_again(
     bench: Bench, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(batch_events, "_events_of", _no_memory)
+    monkeypatch.setattr(logux_log, "_events_of", _no_memory)
     answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
     bench.run()
     assert answers == []
@@ -448,7 +447,7 @@ def test_a_stop_does_not_wait_for_events_that_cannot_be_looked_at(
 ) -> None:
     bench = Bench(tmp_path)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_events, "_events_of", _no_memory)
+        patch.setattr(logux_log, "_events_of", _no_memory)
         answers = bench.decide(0, bench.steps.stage(("$logux/a", [event(1, "x", 0)])))
         while bench.batches._held is None:
             bench.steps.runner.step()

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from headrace.cli.common.json_records import JSON_LINE_BYTES_MAX, parse_record
+from headrace.cli.publish import JSON_LINE_BYTES_MAX, parse_record
 from headrace.model import CHANNEL_PREFIX, PAYLOAD_BYTES_MAX
 
 

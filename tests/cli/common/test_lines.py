@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from headrace.cli.common.json_records import LineTooLongError, read_lines
+from headrace.cli.publish import LineTooLongError, read_lines
 
 
 async def gather(data: bytes) -> list[bytes]:

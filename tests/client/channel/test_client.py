@@ -30,7 +30,7 @@ from headrace.errors import (
 )
 from headrace.payload.channel import BadMessageError
 from headrace.testing import ServerProcess
-from tests.client.transport.tls import Certificate, TlsProxy
+from tests.client.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 

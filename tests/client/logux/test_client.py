@@ -15,7 +15,7 @@ import pytest_asyncio
 
 import headrace
 from headrace.client import ConnectionState, LogEvents, LoguxClient, LoguxOptions
-from headrace.client.logux.options import LoguxOptionsDict
+from headrace.client.logux.client import LoguxOptionsDict
 from headrace.client.logux.store import LogEvent
 from headrace.errors import (
     BadEventError,

@@ -14,8 +14,8 @@ import pytest
 
 import headrace
 from headrace.client import Client, ConnectionState, Message, Missed, Options
-from headrace.client.topics.options import OptionsDict
-from headrace.client.transport.websocket import WebSocketTransport
+from headrace.client.topics.client import OptionsDict
+from headrace.client.transport import WebSocketTransport
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,

@@ -12,7 +12,7 @@ from headrace.client import Message, Missed
 from headrace.errors import PublishRefusedError
 from headrace.testing import ServerProcess
 from tests.client.peer import plain
-from tests.client.transport.tls import Certificate, TlsProxy
+from tests.client.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 

@@ -5,7 +5,7 @@ from random import Random
 import pytest
 
 from headrace.log.catalogue.catalogue import FILE_NAME
-from headrace.log.verify.inspect import inspect_topic
+from headrace.log.verify.verify import inspect_topic
 from headrace.model import JUMP, Position, Span
 from tests.log.expected import read
 

@@ -7,7 +7,7 @@ import pytest
 from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, UnknownTopicError
 from headrace.log.catalogue.catalogue import DamagedCatalogueError
-from headrace.log.verify.inspect import inspect_topic
+from headrace.log.verify.verify import inspect_topic
 from tests.fakes.store import StepStore
 
 MS = 1_700_000_000_000

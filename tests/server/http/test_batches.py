@@ -13,11 +13,10 @@ from starlette.applications import Starlette
 from headrace.config.settings import Config
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.diagnostics import Metrics
-from headrace.server.http import api
+from headrace.server.http import api, requests
 from headrace.server.http import batches as api_batches
-from headrace.server.http import shared as api_shared
-from headrace.server.http.limits import RequestMemory
 from headrace.server.http.listener import HttpListener, HttpShared
+from headrace.server.http.requests import RequestMemory
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
 
@@ -292,7 +291,7 @@ async def test_a_batch_that_takes_long_is_answered_before_it_is_done(tmp_path, m
 
 async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(api_batches, "BODY_SILENCE_S", 0.2)
-    monkeypatch.setattr(api_shared, "BODY_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_S", 0.2)
     store = StepStore(Config(data_dir=tmp_path / "data"))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)

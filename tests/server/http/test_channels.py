@@ -21,7 +21,7 @@ from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.http import channels as api_channels
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.shared import RefusalWithFacts
+from headrace.server.http.requests import RefusalWithFacts
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel.world import NAME, World
 

@@ -7,9 +7,9 @@ import pytest
 
 from headrace.server.connection import DISCARDED_BYTES_MAX
 from headrace.server.http import listener as http_protocol
-from headrace.server.http import shared as api_shared
-from headrace.server.http.limits import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from headrace.server.http import requests
 from headrace.server.http.listener import PIPELINED_MAX
+from headrace.server.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from tests.server.listener import BODY_BYTES_MAX, LONGEST_BODY_BYTES, Listener, Peer, until
 
 GET = b"GET / HTTP/1.1\r\nHost: test\r\n"
@@ -142,7 +142,7 @@ async def test_an_answer_before_the_body_ends_the_connection_and_one_behind_it_d
 async def test_a_body_that_does_not_come_is_answered(
     listener: Listener, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(api_shared, "BODY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(requests, "BODY_TIMEOUT_S", 0.05)
     peer = await listener.connect()
     peer.send(length(10) + b"x")
     assert (await peer.answer()).status == 408

@@ -13,8 +13,8 @@ from urllib.parse import urlsplit
 import typer
 from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from headrace.cli.common.http_api import HttpApi, request
 from headrace.cli.common.output import UsageError
+from headrace.cli.common.server import HttpApi, request
 from headrace.config.load import SETTINGS, Loaded, load, nearest
 from headrace.config.settings import Listen
 from headrace.config.values import SECONDS, Quantity, parse_seconds

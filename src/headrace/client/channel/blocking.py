@@ -9,9 +9,8 @@ from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client.blocking import Blocking
-from headrace.client.channel.client import ChannelClient
+from headrace.client.channel.client import ChannelClient, JoinOptionsDict
 from headrace.client.channel.events import ChannelMessage, Snapshot
-from headrace.client.channel.options import JoinOptionsDict
 from headrace.client.channel.pool import ChannelPool
 from headrace.errors import ClientClosedError
 from headrace.session.client import ConnectionState

@@ -11,11 +11,10 @@ from math import inf
 from types import TracebackType
 from typing import Any, Unpack
 
-from headrace.client.channel.client import ChannelClient
-from headrace.client.channel.options import ChannelOptions, JoinOptionsDict
+from headrace.client.channel.client import ChannelClient, ChannelOptions, JoinOptionsDict
 from headrace.client.lifecycle import Lifecycle
 from headrace.client.link import Link
-from headrace.client.transport.connection import MakeConnection
+from headrace.client.transport import MakeConnection
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,

@@ -1,11 +1,15 @@
 """Writer of a lake's records: sorted Parquet files by date, fsynced and verified before use.
 
 The caller passes records in the order of topic and offset, so each file is sorted without a sort.
+Libraries of tables do not fsync, so the file operations that survive a crash of the machine are here too.
 """
 
 import datetime
+import errno
 import hashlib
+import os
 import re
+import uuid
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +20,69 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.errors import writing
-from headrace.lake.files.durable import crc_of_file, make_directory, sync
 from headrace.lake.files.reading import check_file
-from headrace.lake.format import FORMAT, NAMES_KEY, RANGES_KEY, RecordRange, Shape, encode_ranges
+from headrace.lake.format import (
+    FORMAT,
+    NAMES_KEY,
+    RANGES_KEY,
+    RecordRange,
+    Shape,
+    encode_ranges,
+    writing,
+)
+
+_READ_BYTES = 1 << 20
+
+
+def sync(path: Path) -> None:
+    """Fsync a file's content, or the names in a directory."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def replace(path: Path, data: bytes) -> None:
+    """Replace a file atomically: after a crash it has either the whole old or the whole new content."""
+    made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique per writer
+    try:
+        made.write_bytes(data)
+        sync(made)
+        made.rename(path)
+    except BaseException:
+        made.unlink(missing_ok=True)
+        raise
+    sync(path.parent)
+
+
+def is_older(path: Path, moment: float) -> bool:
+    """True if the file has not changed since `moment`; False if it was deleted meanwhile."""
+    try:
+        return path.stat().st_mtime < moment
+    except FileNotFoundError:
+        return False
+
+
+def make_directory(path: Path) -> None:
+    """Create the directory and its parents, and fsync each parent."""
+    if path.is_dir():
+        return
+    if path.exists():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    sync(path.parent)
+
+
+def crc_of_file(path: Path) -> int:
+    """Return the checksum of a file's bytes."""
+    crc = 0
+    with path.open("rb", buffering=0) as file:
+        while some := file.read(_READ_BYTES):
+            crc = crc32c(some, crc)
+    return crc
+
 
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 64 << 20

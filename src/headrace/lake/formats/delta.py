@@ -20,9 +20,16 @@ from deltalake.exceptions import CommitFailedError, TableNotFoundError
 from deltalake.table import Metadata
 from deltalake.transaction import AddAction, RemoveAction
 
-from headrace.lake.errors import in_a_sentence, reads, writes
-from headrace.lake.files.durable import make_directory, sync
-from headrace.lake.files.writing import DATED, Bounds, FileLayout, Statistics, Values, WrittenFile
+from headrace.lake.files.writing import (
+    DATED,
+    Bounds,
+    FileLayout,
+    Statistics,
+    Values,
+    WrittenFile,
+    make_directory,
+    sync,
+)
 from headrace.lake.format import (
     DATE,
     DECODE_KEY,
@@ -33,7 +40,10 @@ from headrace.lake.format import (
     Shape,
     check_format,
     check_path,
+    in_a_sentence,
     not_ours,
+    reads,
+    writes,
 )
 from headrace.lake.manifests import HIDDEN
 

@@ -40,9 +40,17 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import NestedField, PrimitiveType
 from sqlalchemy.exc import SQLAlchemyError
 
-from headrace.lake.errors import in_a_sentence, reads, writes
-from headrace.lake.files.durable import is_older, make_directory, replace, sync
-from headrace.lake.files.writing import DATED, Bounds, FileLayout, Values, WrittenFile
+from headrace.lake.files.writing import (
+    DATED,
+    Bounds,
+    FileLayout,
+    Values,
+    WrittenFile,
+    is_older,
+    make_directory,
+    replace,
+    sync,
+)
 from headrace.lake.format import (
     DECODE_KEY,
     DECODED_KEY,
@@ -52,7 +60,10 @@ from headrace.lake.format import (
     Oddity,
     Shape,
     check_format,
+    in_a_sentence,
     not_ours,
+    reads,
+    writes,
 )
 from headrace.lake.manifests import HIDDEN
 

@@ -24,10 +24,16 @@ from typing import Self
 import msgspec
 
 from headrace.lake.columns import columns_text
-from headrace.lake.errors import in_a_sentence
-from headrace.lake.files.durable import is_older, make_directory, sync
-from headrace.lake.files.writing import DATED, Bounds, FileLayout, WrittenFile
-from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format
+from headrace.lake.files.writing import (
+    DATED,
+    Bounds,
+    FileLayout,
+    WrittenFile,
+    is_older,
+    make_directory,
+    sync,
+)
+from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format, in_a_sentence
 from headrace.lake.manifests import HIDDEN
 
 _WAIT_S = 60.0

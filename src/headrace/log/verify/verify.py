@@ -4,12 +4,15 @@ Works on a directory that a server is writing to, that is read-only, or that is 
 is checked up to the end that the catalogue gave before the topic's files were opened. Everything before that
 end is on disk and does not change unless retention or `delete` removes it. So if a check fails, the catalogue
 is read again, and a segment that it no longer names is not reported as damage.
+
+`inspect_topic` shows one topic in the same way, without what the journal has and the catalogue does not yet.
 """
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from msgspec import Struct
 
@@ -23,10 +26,13 @@ from headrace.log.catalogue.catalogue import (
     UnreadableCatalogueError,
     open_unchanged,
 )
-from headrace.log.catalogue.rows import BatchRow, SegmentRow, TopicRow
+from headrace.log.catalogue.rows import BatchRow, CursorRow, SegmentRow, TopicRow
 from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
+from headrace.log.read.index import HEADER_BYTES, decode_header
+from headrace.log.read.reader import segment_info
 from headrace.log.recovery.frames import read_header
+from headrace.log.store import Lag
 from headrace.log.verify.checks import (
     CheckSegments,
     Damage,
@@ -39,7 +45,7 @@ from headrace.log.verify.checks import (
     check_staged,
     join_segments,
 )
-from headrace.model import check_topic_name
+from headrace.model import Position, Span, check_topic_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of checked bytes of segments, and their total."""
@@ -351,3 +357,63 @@ def _set_aside(layout: Layout) -> Iterator[str]:
     if kept:
         names = ", ".join(str(path.relative_to(layout.root)) for path in kept[:3])
         yield f"{len(kept)} files hold data that was found damaged before: {names}"
+
+
+def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
+    """Return the topic's state on disk, in the shape of the HTTP API's answer for the topic."""
+    encoded = check_topic_name(name)
+    layout = Layout(data_dir)
+    with open_unchanged(data_dir) as view, view.snapshot():
+        row = view.topic(encoded)
+        if row is None:
+            raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
+        segments = view.segments(row.id)
+        kept = _kept(view, row)
+        cursors = [
+            _cursor(row, cursor, _kept(view, row, cursor))
+            for cursor in sorted(view.cursors(encoded))
+        ]
+    return {
+        "name": name,
+        "epoch": row.epoch,
+        "durability": row.durability.decode(),
+        "start": {"offset": row.start_offset, "ordinal": row.start_ordinal},
+        "end": {"offset": row.end_offset, "ordinal": row.end_ordinal},
+        "records": kept.records,
+        "bytes": kept.bytes,
+        "last_ms": row.last_ms,
+        "segments": [_segment(layout, segment) for segment in segments],
+        "cursors": cursors,
+    }
+
+
+def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
+    try:
+        with layout.index(segment.topic_id, segment.base).open("rb") as file:
+            header = decode_header(file.read(HEADER_BYTES))
+    except FileNotFoundError:
+        header = None
+    # The topic's epoch when the segment was begun. The catalogue has only the topic's present epoch.
+    epoch = header.epoch if header is not None else None
+    return {**segment_info(segment)._asdict(), "epoch": epoch}
+
+
+def _kept(view: Catalogue, topic: TopicRow, after: CursorRow | None = None) -> Span:
+    offset, ordinal = topic.start_offset, topic.start_ordinal
+    if after is not None:
+        offset, ordinal = max(offset, after.offset), max(ordinal, after.ordinal)
+    end = Position(topic.epoch, topic.end_offset, topic.end_ordinal)
+    return view.stored(topic.id, Position(topic.epoch, offset, ordinal), end)
+
+
+def _cursor(topic: TopicRow, cursor: CursorRow, behind: Span) -> dict[str, Any]:
+    at = Position(cursor.epoch, cursor.offset, cursor.ordinal)
+    lag = Lag.of(at, Position(topic.epoch, topic.start_offset, topic.start_ordinal), behind)
+    return {
+        "reader": cursor.reader.decode(),
+        **at._asdict(),
+        "ms": cursor.ms,
+        "lag_records": lag.records,
+        "lag_bytes": lag.bytes,
+        "gone_records": lag.gone_records,
+    }

@@ -44,8 +44,7 @@ from headrace.pipeline.job import (
     source_of,
     topics_of,
 )
-from headrace.pipeline.staging import by_number, staging
-from headrace.pipeline.tasks import JobError, TaskRunner
+from headrace.pipeline.tasks import JobError, TaskRunner, by_number, staging
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
 from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place

@@ -32,7 +32,7 @@ from headrace.pipeline.aggregate.fold import (
     reads,
 )
 from headrace.pipeline.job import Points
-from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
+from headrace.pipeline.tasks import Batches, Places, WorkFile, read_staged
 from headrace.reader.decode import DecodedRecords, decode
 from headrace.reader.planning import TopicSelection
 from headrace.reader.view import DataLossError, LogLocation, LogView, open_log

@@ -21,9 +21,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.files.durable import crc_of_file
 from headrace.lake.files.reading import records_of
-from headrace.lake.files.writing import Bounds, crc_in_name
+from headrace.lake.files.writing import Bounds, crc_in_name, crc_of_file
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import RecordRange as LakeRange
 from headrace.log.verify.checks import VerifiedRange

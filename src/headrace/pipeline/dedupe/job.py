@@ -44,8 +44,7 @@ from headrace.pipeline.job import (
     share_of,
     topics_of,
 )
-from headrace.pipeline.staging import by_number, staging
-from headrace.pipeline.tasks import JobError, Progress, TaskRunner
+from headrace.pipeline.tasks import JobError, Progress, TaskRunner, by_number, staging
 from headrace.reader.planning import TopicSelection
 
 

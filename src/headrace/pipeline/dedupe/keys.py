@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from headrace.model import legacy_name
 from headrace.payload.json_limits import BadJSONError, decode_json
-from headrace.pipeline.staging import Batches
+from headrace.pipeline.tasks import Batches
 
 Words = npt.NDArray[np.uint64]
 Numbers = npt.NDArray[np.int64]

@@ -14,11 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from headrace.lake.deduped import KEYS, Bucket, DedupedWriter, read_note
-from headrace.lake.errors import writing
-from headrace.lake.files.durable import make_directory, sync
 from headrace.lake.files.reading import Chosen, read_chosen, read_groups, read_ranges
-from headrace.lake.files.writing import ROW_GROUP_ROWS, WrittenFile
-from headrace.lake.format import Shape
+from headrace.lake.files.writing import ROW_GROUP_ROWS, WrittenFile, make_directory, sync
+from headrace.lake.format import Shape, writing
 from headrace.lake.manifests import HIDDEN
 from headrace.pipeline.dedupe.keys import (
     BUCKETS_MAX,
@@ -33,7 +31,7 @@ from headrace.pipeline.dedupe.keys import (
     topic_hash,
 )
 from headrace.pipeline.job import Points
-from headrace.pipeline.staging import Batches, Places, WorkFile, read_staged
+from headrace.pipeline.tasks import Batches, Places, WorkFile, read_staged
 from headrace.reader.planning import TopicSelection
 
 _WORDS = ("high", "low", "topic")

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from headrace.lake.files.durable import make_directory, sync
+from headrace.lake.files.writing import make_directory, sync
 from headrace.lake.format import FORMAT, LakeError, RecordRange, check_format
 from headrace.lake.manifests import HIDDEN
 from headrace.model import legacy_name

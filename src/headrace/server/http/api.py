@@ -26,10 +26,9 @@ from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.limits import RequestMemory
 from headrace.server.http.openapi import PATH, description
 from headrace.server.http.ranges import RangesApi
-from headrace.server.http.shared import RefusalWithFacts
+from headrace.server.http.requests import RefusalWithFacts, RequestMemory
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
 
 PROTOCOLS = ("figg", "wombat", "logux", "channel")

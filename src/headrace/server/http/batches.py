@@ -30,8 +30,7 @@ from headrace.log.store import (
     BatchRefusedError,
 )
 from headrace.server.diagnostics import Metrics
-from headrace.server.http.limits import body_is_taken
-from headrace.server.http.shared import body, check_length, too_long
+from headrace.server.http.requests import body, body_is_taken, check_length, too_long
 
 BODY_SILENCE_S = 30.0
 """Longest time without data from a body that is being uploaded."""

@@ -39,7 +39,7 @@ from headrace.server.http.openapi import (
     STATUSES,
     WAIT_S_MAX,
 )
-from headrace.server.http.shared import RefusalWithFacts, body, number
+from headrace.server.http.requests import RefusalWithFacts, body, number
 from headrace.wire import channel as wire
 
 WAITING_MAX = 1000

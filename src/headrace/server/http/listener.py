@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from headrace.server.connection import DISCARDED_BYTES_MAX, hang_up, peer_name
-from headrace.server.http.limits import (
+from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
     HeldRequest,

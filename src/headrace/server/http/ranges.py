@@ -16,7 +16,7 @@ from headrace.log.layout import Layout
 from headrace.log.read.index import ROW_BYTES, decode_row
 from headrace.log.read.raw import NOTHING, RANGES_BYTES_MAX, RANGES_MAX, GoneError, RawTopic, pack
 from headrace.log.store import Topic
-from headrace.server.http.shared import RefusalWithFacts, existing, number, place
+from headrace.server.http.requests import RefusalWithFacts, existing, number, place
 
 T = TypeVar("T")
 

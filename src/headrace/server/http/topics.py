@@ -23,7 +23,7 @@ from headrace.errors import (
 )
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Position, check_reader_name
-from headrace.server.http.shared import body, checked_name, existing, limit, number, place, warmed
+from headrace.server.http.requests import body, checked_name, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer. The next page starts `after` the last name."""

@@ -29,7 +29,7 @@ from headrace.session.logux.server import (
     LoguxSession,
 )
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
-from headrace.session.units import Unit
+from headrace.session.server import Unit
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 

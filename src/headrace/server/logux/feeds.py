@@ -19,7 +19,7 @@ from headrace.session.logux.server5 import (
     Subscribe,
     Unsubscribe,
 )
-from headrace.session.units import Unit
+from headrace.session.server import Unit
 from headrace.wire.logux.events import OutgoingEvent, outgoing_of
 from headrace.wire.logux.messages import client_of
 

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from headrace.payload.channel import BadMessageError, Content, check_processor
-from headrace.session.server import Close, GreetedSession, PeerState
-from headrace.session.units import Unit
+from headrace.session.server import Close, GreetedSession, PeerState, Unit
 from headrace.wire import channel as wire
 
 BAD_MESSAGE = "bad-message"

@@ -31,8 +31,7 @@ from headrace.payload.logux import (
     raw_event,
     stamp_of,
 )
-from headrace.session.server import Close, GreetedSession, PeerState
-from headrace.session.units import Unit
+from headrace.session.server import Close, GreetedSession, PeerState, Unit
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
 

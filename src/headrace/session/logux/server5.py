@@ -29,8 +29,7 @@ from headrace.payload.logux import (
 )
 from headrace.printing import quoted
 from headrace.session.logux.server import AddEvents, AuthenticatePeer, Incoming, LoguxSession
-from headrace.session.server import Close
-from headrace.session.units import Unit
+from headrace.session.server import Close, Unit
 from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.messages import Meta

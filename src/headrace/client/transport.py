@@ -1,18 +1,19 @@
-"""A connection over WebSocket, plain or with TLS. picows does the handshake and reads frames.
+"""One connection to a server, from the attempt to its end: over TCP, or WebSocket with or without TLS.
 
-It carries binary messages only; each message is one chunk. Small messages that are written together are sent
-together.
+A connection makes no decisions: it passes received data to its owner (`client/link.py`) and sends the
+owner's frames.
 """
 
 import asyncio
 import logging
 import os
 import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Any
+from typing import Any, Protocol, cast
 
-from headrace.client.transport.connection import CLOSED_BY_SERVER, Owner, Transport, open_socket
 from headrace.picows_adapter import (
     WSCloseCode,
     WSError,
@@ -23,8 +24,193 @@ from headrace.picows_adapter import (
     WSTransport,
     ws_connect,
 )
-from headrace.printing import described
+from headrace.printing import described, unreachable
 from headrace.wire.websocket import KEY_BYTES, masked_frames
+
+WRITE_BYTES_MAX = 256 * 1024
+"""Bytes handed to the transport at once. A ping can overtake frames that are still in the session."""
+
+CLOSED_BY_SERVER = "the server closed the connection"
+
+_KEEPALIVE_IDLE_S = 15
+_UNSENT_BYTES_MAX = 128 * 1024
+"""Unsent bytes that the kernel may hold: a ping must not wait behind a full socket buffer."""
+
+
+class Owner(Protocol):
+    """The object that a connection reports to."""
+
+    def opened(self, connection: "Transport") -> None:
+        """Called when the connection is established and can be written to."""
+
+    def received(self, chunks: Sequence[bytes]) -> None:
+        """Called with the data of one read."""
+
+    def writable(self) -> None:
+        """Called when writing is no longer paused."""
+
+    def closed(self, reason: str) -> None:
+        """Called when the connection has ended. Nothing is reported after it."""
+
+
+class Transport(ABC):
+    """A connection that reports `opened` when it is established and later, once, `closed`.
+
+    `lost` is resolved in any case, also if the connection is never established.
+    """
+
+    transport: asyncio.Transport
+
+    def __init__(self, owner: Owner) -> None:
+        self._owner = owner
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.writing_paused = False
+        self.was_hung_up = False
+        """True if the server ended the connection; over WebSocket, only with a close code that blames us."""
+        self._open = False
+        self._dropped = False
+
+    @abstractmethod
+    async def dial(self) -> None:
+        """Connect to the server; raise OSError if that fails."""
+
+    @abstractmethod
+    def write(self, frames: list[bytes]) -> None:
+        """Send several frames of the protocol together."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the connection properly, after everything written has been sent."""
+
+    @property
+    def closing(self) -> bool:
+        """True if nothing more can be written."""
+        return self.transport.is_closing()
+
+    def drop(self, reason: str = "") -> None:
+        """Close at once, without sending buffered bytes."""
+        self._dropped = True
+        if self._open:
+            self._leave(reason)
+            self.transport.abort()
+        self._settle(reason)
+
+    def read(self, reading: bool) -> None:
+        if reading:
+            self.transport.resume_reading()
+        else:
+            self.transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self.writing_paused = True
+
+    def resume_writing(self) -> None:
+        self.writing_paused = False
+        if self._open:
+            self._owner.writable()
+
+    def _opened(self, transport: asyncio.Transport) -> None:
+        self.transport = transport
+        if self._dropped:  # `drop` was called while the connection was being made
+            transport.abort()
+            return
+        transport.set_write_buffer_limits(high=WRITE_BYTES_MAX // 4)
+        self._open = True
+        self._owner.opened(self)
+
+    def _lost(self, reason: str) -> None:
+        self._leave(reason)
+        self._settle(reason)
+
+    def _settle(self, reason: str) -> None:
+        if not self.lost.done():
+            self.lost.set_result(reason)
+
+    def _leave(self, reason: str) -> None:
+        if self._open:
+            self._open = False
+            self._owner.closed(reason)
+
+
+MakeConnection = Callable[[Owner], Transport]
+
+
+class TcpConnection(Transport, asyncio.Protocol):
+    """A connection over plain TCP, for protocols that frame their own messages."""
+
+    def __init__(self, owner: Owner, host: str, port: int) -> None:
+        super().__init__(owner)
+        self._host = host
+        self._port = port
+
+    async def dial(self) -> None:
+        sock = await open_socket(self._host, self._port)
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+
+    def write(self, frames: list[bytes]) -> None:
+        self.transport.write(b"".join(frames))
+
+    def close(self) -> None:
+        self.transport.close()
+
+    # Callbacks of asyncio
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._opened(cast("asyncio.Transport", transport))
+
+    def data_received(self, data: bytes) -> None:
+        if self._open:
+            self._owner.received((data,))
+
+    def eof_received(self) -> None:
+        self.was_hung_up = True  # asyncio closes the transport after this
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost(str(error or "") or CLOSED_BY_SERVER)
+
+
+async def open_socket(host: str, port: int) -> socket.socket:
+    """Connect to the first address of `host` that answers.
+
+    Raises an OSError with a readable message if none answers: the error of the last address tried.
+    """
+    loop = asyncio.get_running_loop()
+    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    error: OSError | None = None
+    try:
+        found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as failure:
+        raise OSError(unreachable(failure, place)) from failure
+    for family, kind, protocol, _, address in found:
+        try:
+            return await _connect(socket.socket(family, kind, protocol), address)
+        except OSError as failure:
+            # Class and text are derived from the errno, so that they are the same with every event loop.
+            known = OSError(failure.errno, os.strerror(failure.errno or 0))
+            error = type(known)(unreachable(known, place))
+    raise error or OSError(f"{host} has no address")
+
+
+async def _connect(sock: socket.socket, address: tuple[object, ...]) -> socket.socket:
+    try:
+        _set_options(sock)
+        await asyncio.get_running_loop().sock_connect(sock, address)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _set_options(sock: socket.socket) -> None:
+    sock.setblocking(False)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    # Some systems lack these options. There, only pings detect a dead peer.
+    if hasattr(socket, "TCP_KEEPIDLE"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
+
 
 SMALL_BYTES_MAX = 512
 """Up to this many bytes, masking a message in Python is cheaper than a system call for it."""
@@ -41,6 +227,12 @@ REASON_MAX = 250
 
 
 class WebSocketTransport(Transport, WSListener):
+    """A connection over WebSocket. picows does the handshake and reads frames.
+
+    It carries binary messages only; each message is one chunk. Small messages that are written together are
+    sent together.
+    """
+
     _ws: WSTransport
 
     def __init__(

@@ -12,8 +12,8 @@ import headrace
 from headrace.client import Message
 from tests.client.logux.peer import LoguxPeer
 from tests.client.refusals import refused
+from tests.client.tls import Certificate, TlsProxy
 from tests.client.topics.wombat_peer import WombatPeer
-from tests.client.transport.tls import Certificate, TlsProxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 

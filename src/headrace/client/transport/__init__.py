@@ -1,1 +1,0 @@
-"""Connections to a server, over TCP or WebSocket."""
