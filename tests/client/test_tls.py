@@ -12,7 +12,7 @@ import headrace
 from headrace.client import Message
 from tests.client.logux.peer import LoguxPeer
 from tests.client.refusals import refused
-from tests.client.tls import Certificate, TlsProxy
+from tests.client.tls import Certificate, tls_proxy
 from tests.client.topics.wombat_peer import WombatPeer
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
@@ -24,15 +24,15 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
 
 
 @pytest_asyncio.fixture
-async def proxy(certificate: Certificate, wombat_peer: WombatPeer) -> AsyncIterator[TlsProxy]:
-    async with TlsProxy(certificate, "127.0.0.1", wombat_peer.port) as proxy:
-        yield proxy
+async def tls_port(certificate: Certificate, wombat_peer: WombatPeer) -> AsyncIterator[int]:
+    async with tls_proxy(certificate, "127.0.0.1", wombat_peer.port) as tls_port:
+        yield tls_port
 
 
 async def test_it_publishes_and_subscribes(
-    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate
+    tls_port: int, wombat_peer: WombatPeer, certificate: Certificate
 ) -> None:
-    url = f"wombats://localhost:{proxy.port}"
+    url = f"wombats://localhost:{tls_port}"
     async with headrace.connect(url, ssl=certificate.trusted()) as client:
         subscription = client.subscribe("t", offset=0)
         for payload in (b"foo", b"bar"):
@@ -46,8 +46,8 @@ async def test_it_publishes_and_subscribes(
     assert wombat_peer.paths == ["/v1/ws"]
 
 
-async def test_megabytes_go_both_ways(proxy: TlsProxy, certificate: Certificate) -> None:
-    url = f"wombats://localhost:{proxy.port}/v1/ws"
+async def test_megabytes_go_both_ways(tls_port: int, certificate: Certificate) -> None:
+    url = f"wombats://localhost:{tls_port}/v1/ws"
     payloads = [b"%d" % number + bytes(100_000) for number in range(100)]
     async with headrace.connect(
         url, ssl=certificate.trusted(), receive_bytes_max=500_000, receive_pause_s=0.01
@@ -62,10 +62,10 @@ async def test_megabytes_go_both_ways(proxy: TlsProxy, certificate: Certificate)
 
 
 async def test_a_certificate_that_is_not_trusted_or_of_another_name_is_refused(
-    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate
+    tls_port: int, wombat_peer: WombatPeer, certificate: Certificate
 ) -> None:
     for host, context in (("localhost", None), ("127.0.0.1", certificate.trusted())):
-        url = f"wombats://{host}:{proxy.port}"
+        url = f"wombats://{host}:{tls_port}"
         dial = partial(headrace.connect, url, ssl=context)
         await refused(
             lambda timeout_s, dial=dial: dial(connect_timeout_s=timeout_s),
@@ -74,11 +74,11 @@ async def test_a_certificate_that_is_not_trusted_or_of_another_name_is_refused(
     assert wombat_peer.paths == []
 
 
-async def test_a_context_may_trust_anyone(proxy: TlsProxy) -> None:
+async def test_a_context_may_trust_anyone(tls_port: int) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
-    async with headrace.connect(f"wombats://127.0.0.1:{proxy.port}", ssl=context) as client:
+    async with headrace.connect(f"wombats://127.0.0.1:{tls_port}", ssl=context) as client:
         await client.publish("t", b"foo")
 
 
@@ -91,9 +91,9 @@ async def test_a_server_without_tls_is_named(wombat_peer: WombatPeer) -> None:
 
 
 async def test_it_goes_on_over_a_lost_connection(
-    proxy: TlsProxy, wombat_peer: WombatPeer, certificate: Certificate, until: Until
+    tls_port: int, wombat_peer: WombatPeer, certificate: Certificate, until: Until
 ) -> None:
-    url = f"wombats://localhost:{proxy.port}"
+    url = f"wombats://localhost:{tls_port}"
     async with headrace.connect(
         url, ssl=certificate.trusted(), backoff=lambda attempt: 0.01
     ) as client:
@@ -105,8 +105,8 @@ async def test_it_goes_on_over_a_lost_connection(
 
 
 async def test_logux_goes_through_it_too(certificate: Certificate) -> None:
-    async with LoguxPeer() as peer, TlsProxy(certificate, "127.0.0.1", peer.port) as proxy:
-        url = f"loguxs://localhost:{proxy.port}"
+    async with LoguxPeer() as peer, tls_proxy(certificate, "127.0.0.1", peer.port) as tls_port:
+        url = f"loguxs://localhost:{tls_port}"
         async with headrace.connect(url, store=None, ssl=certificate.trusted()) as log:
             server = await peer.greet()
             await log.add({"type": "a"})

@@ -14,6 +14,7 @@ from headrace.client.connect import HEADER_BYTES_MAX
 from headrace.wire.wombat import messages as wombat
 from tests.client.refusals import refused
 from tests.client.topics.wombat_peer import WombatConnection, WombatPeer
+from tests.fakes.raw_server import raw_server
 
 MESSAGE_BYTES_MAX = wombat.MESSAGE_BYTES_MAX + HEADER_BYTES_MAX
 
@@ -85,10 +86,8 @@ async def test_a_refused_handshake_says_what_the_server_said(
 async def test_a_port_that_speaks_something_else_is_named(answer: bytes, reason: str) -> None:
     async def say(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(answer)
-        writer.close()
 
-    async with await asyncio.start_server(say, "127.0.0.1", 0) as server:
-        port = server.sockets[0].getsockname()[1]
+    async with raw_server(say) as port:
         url = f"wombat://127.0.0.1:{port}"
         await refused(lambda timeout_s: headrace.connect(url, connect_timeout_s=timeout_s), reason)
 
@@ -106,10 +105,9 @@ async def test_a_server_that_does_not_answer_the_handshake_is_given_up_and_hung_
             asked.append(await reader.readuntil(b"\r\n\r\n"))
             assert await reader.read() == b""
         ended.append(reader)
-        writer.close()
 
-    async with await asyncio.start_server(listen, "127.0.0.1", 0) as server:
-        url = f"wombat://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with raw_server(listen) as port:
+        url = f"wombat://127.0.0.1:{port}"
         await refused(
             lambda timeout_s: headrace.connect(
                 url, connect_timeout_s=timeout_s, attempt_timeout_s=timeout_s / 10

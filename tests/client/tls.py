@@ -3,10 +3,12 @@
 import asyncio
 import ssl
 import subprocess
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
+
+from tests.fakes.raw_server import raw_server
 
 
 class Certificate(NamedTuple):
@@ -35,51 +37,29 @@ class Certificate(NamedTuple):
         return ssl.create_default_context(cafile=self.certificate)
 
 
-class TlsProxy:
-    """Proxy that listens with TLS on its own port and forwards to `host` and `port`."""
+@asynccontextmanager
+async def tls_proxy(certificate: Certificate, host: str, port: int) -> AsyncIterator[int]:
+    """Listen with TLS on a port of its own, forward to `host` and `port`, and yield the port."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate.certificate, certificate.key)
 
-    def __init__(self, certificate: Certificate, host: str, port: int) -> None:
-        self._behind = host, port
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        self._context.load_cert_chain(certificate.certificate, certificate.key)
-        self._passing: set[asyncio.Task[None]] = set()
-        self.port = 0
-
-    async def __aenter__(self) -> Self:
-        self._server = await asyncio.start_server(self._pass_on, "127.0.0.1", 0, ssl=self._context)
-        self.port = self._server.sockets[0].getsockname()[1]
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._server.close()
-        for task in self._passing:
-            task.cancel()
-        await asyncio.gather(*self._passing, return_exceptions=True)
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._passing.add(task)
-        behind_reader, behind_writer = await asyncio.open_connection(*self._behind)
+    async def pass_on(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        behind_reader, behind_writer = await asyncio.open_connection(host, port)
+        copying = [
+            asyncio.ensure_future(_copy(reader, behind_writer)),
+            asyncio.ensure_future(_copy(behind_reader, writer)),
+        ]
         try:
-            await asyncio.wait(
-                [
-                    asyncio.ensure_future(_copy(reader, behind_writer)),
-                    asyncio.ensure_future(_copy(behind_reader, writer)),
-                ],
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await asyncio.wait(copying, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for end in (writer, behind_writer):
-                end.close()
-                with suppress(OSError):
-                    await end.wait_closed()
-            self._passing.discard(task)
+            for one in copying:
+                one.cancel()
+            behind_writer.close()
+            with suppress(OSError):
+                await behind_writer.wait_closed()
+
+    async with raw_server(pass_on, context) as own_port:
+        yield own_port
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -175,7 +175,7 @@ def _channel_pool(url: Url, options: "ChannelOptions", *, is_shared: bool) -> "C
 
 def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int) -> MakeConnection:
     """Return the way to connect to a path of the server."""
-    from headrace.client.transport import WebSocketTransport
+    from headrace.client.websocket import WebSocketTransport
 
     is_encrypted = url.scheme.endswith("s")
     if options.ssl is not None and not is_encrypted:

@@ -30,7 +30,8 @@ from headrace.errors import (
 )
 from headrace.payload.channel import BadMessageError
 from headrace.testing import ServerProcess
-from tests.client.tls import Certificate, TlsProxy
+from tests.client.tls import Certificate, tls_proxy
+from tests.fakes.raw_server import raw_server
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -394,8 +395,8 @@ async def test_tokens(tmp_path: Path) -> None:
 
 async def test_tls(shared: ServerProcess, tmp_path: Path) -> None:
     certificate = Certificate.make(tmp_path)
-    async with TlsProxy(certificate, *shared.ws) as proxy:
-        url = f"channels://localhost:{proxy.port}/tls/{next(_numbers)}"
+    async with tls_proxy(certificate, *shared.ws) as tls_port:
+        url = f"channels://localhost:{tls_port}/tls/{next(_numbers)}"
         trusted = certificate.trusted()
         async with join(url, "a", ssl=trusted) as a, join(url, "b", ssl=trusted) as b:
             await a.send("x")
@@ -483,22 +484,23 @@ async def test_a_state_is_restored_on_a_connection_in_between(
 ) -> None:
     url = url_of(shared, "short/")
     seen: list[Any] = []
-    proxy = await Proxy.listen(*shared.ws)
-    b = await join(proxy.through(url), "b", restore=lambda snapshot: seen.append(snapshot.payload))
-    async with join(url, "a") as a:
-        await a.send({"x": 1})
-        assert await take(b, 1) == [{"x": 1}]
-        proxy.stop()
-        await until(lambda: b.state is not ConnectionState.CONNECTED)
-        await a.send({"y": 2})
-    await destroyed(shared, url)
-    proxy.go_on()
-    async with join(url, "a") as a, asyncio.timeout(WAIT_S):
-        await a.send({"z": 3})
-        seen.append((await anext(b)).payload)
-    assert seen == [{"x": 1, "y": 2}, {"z": 3}]
-    await b.close()
-    await proxy.close()
+    proxy = Proxy(*shared.ws)
+    async with raw_server(proxy.serve) as port:
+        through = f"channel://127.0.0.1:{port}/{url.split('/', 3)[3]}"
+        b = await join(through, "b", restore=lambda snapshot: seen.append(snapshot.payload))
+        async with join(url, "a") as a:
+            await a.send({"x": 1})
+            assert await take(b, 1) == [{"x": 1}]
+            proxy.stop()
+            await until(lambda: b.state is not ConnectionState.CONNECTED)
+            await a.send({"y": 2})
+        await destroyed(shared, url)
+        proxy.go_on()
+        async with join(url, "a") as a, asyncio.timeout(WAIT_S):
+            await a.send({"z": 3})
+            seen.append((await anext(b)).payload)
+        assert seen == [{"x": 1, "y": 2}, {"z": 3}]
+        await b.close()
 
 
 async def test_snapshots_are_asked_for_and_uploaded(shared: ServerProcess) -> None:
@@ -687,17 +689,6 @@ class Proxy:
         self._to = host, port
         self._writers: set[asyncio.StreamWriter] = set()
         self._is_stopped = False
-        self._server: asyncio.Server
-
-    @classmethod
-    async def listen(cls, host: str, port: int) -> "Proxy":
-        proxy = cls(host, port)
-        proxy._server = await asyncio.start_server(proxy._serve, "127.0.0.1", 0)
-        return proxy
-
-    def through(self, url: str) -> str:
-        name = url.split("/", 3)[3]
-        return f"channel://127.0.0.1:{self._server.sockets[0].getsockname()[1]}/{name}"
 
     def stop(self) -> None:
         """Close all connections, and accept no new ones."""
@@ -708,18 +699,17 @@ class Proxy:
     def go_on(self) -> None:
         self._is_stopped = False
 
-    async def close(self) -> None:
-        self.stop()
-        self._server.close()
-        await asyncio.sleep(0.01)
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._is_stopped:
-            writer.close()
             return
         far_reader, far_writer = await asyncio.open_connection(*self._to)
         self._writers |= {writer, far_writer}
-        await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        try:
+            await asyncio.gather(_copy(reader, far_writer), _copy(far_reader, writer))
+        finally:
+            far_writer.close()
+            with suppress(OSError):
+                await far_writer.wait_closed()
 
 
 async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

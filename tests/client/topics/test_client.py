@@ -15,7 +15,7 @@ import pytest
 import headrace
 from headrace.client import Client, ConnectionState, Message, Missed, Options
 from headrace.client.topics.client import OptionsDict
-from headrace.client.transport import WebSocketTransport
+from headrace.client.websocket import WebSocketTransport
 from headrace.errors import (
     BadTopicNameError,
     ClientClosedError,
@@ -30,6 +30,7 @@ from headrace.testing import hold_port
 from tests.client.peer import Detach, Peer, plain
 from tests.client.refusals import refused
 from tests.client.topics.wombat_peer import WombatPeer
+from tests.fakes.raw_server import raw_server
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -604,15 +605,12 @@ async def test_a_server_that_breaks_the_protocol_is_left_with_the_reason(
 async def test_a_port_that_speaks_something_else_is_backed_off_from_and_named(
     until: Until,
 ) -> None:
-    def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-        writer.close()
 
     attempts: list[int] = []
     states: list[ConnectionState] = []
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        port = server.sockets[0].getsockname()[1]
+    async with raw_server(answer) as port:
         client = headrace.connect(
             f"figg://127.0.0.1:{port}",
             connect_timeout_s=None,

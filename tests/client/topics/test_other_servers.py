@@ -17,6 +17,7 @@ import headrace
 from headrace.client import Message, Missed
 from headrace.errors import PublishRefusedError, ReaderRefusedError
 from headrace.session.topics import readers as client_readers
+from tests.fakes.raw_server import raw_server
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -55,8 +56,6 @@ class SeedFiggServer:
                         return
         except asyncio.IncompleteReadError:
             return
-        finally:
-            writer.close()
 
     def take(self, kind: int, body: bytes, writer: asyncio.StreamWriter) -> None:
         if kind == ATTACH:
@@ -104,11 +103,8 @@ async def figg(
     hangs_up: bool = False, refused: bytes | None = None
 ) -> AsyncIterator[tuple[str, SeedFiggServer]]:
     server = SeedFiggServer(hangs_up, refused)
-    listener = await asyncio.start_server(server.run, "127.0.0.1", 0)
-    try:
-        yield f"figg://127.0.0.1:{listener.sockets[0].getsockname()[1]}", server
-    finally:
-        listener.close()
+    async with raw_server(server.run) as port:
+        yield f"figg://127.0.0.1:{port}", server
 
 
 @pytest.mark.parametrize(
@@ -144,14 +140,13 @@ async def test_without_pings_a_port_that_hangs_up_at_once_is_backed_off_from(unt
         attempts.append(attempt)
         return 0.0
 
-    async def hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.close()
+    async def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        pass
 
-    listener = await asyncio.start_server(hang_up, "127.0.0.1", 0)
-    url = f"figg://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    async with headrace.connect(url, ping_interval_s=None, backoff=backoff):
-        await until(lambda: len(attempts) >= 5)
-    listener.close()
+    async with raw_server(hang_up) as port:
+        url = f"figg://127.0.0.1:{port}"
+        async with headrace.connect(url, ping_interval_s=None, backoff=backoff):
+            await until(lambda: len(attempts) >= 5)
     assert attempts[:5] == [0, 1, 2, 3, 4]
 
 
@@ -317,12 +312,10 @@ async def test_a_server_that_hangs_up_on_readers_is_not_asked_for_ever() -> None
                 if kind != 8:
                     break
                 say(writer, 9, body)
-        writer.close()
 
-    listener = await asyncio.start_server(pong_or_hang_up, "127.0.0.1", 0)
-    url = f"figg://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
-    async with asyncio.timeout(30), headrace.connect(url, backoff=lambda _: 0.01) as client:
-        with pytest.raises(ReaderRefusedError, match="does not know named readers"):
-            await anext(client.subscribe("t", reader="r"))
-    listener.close()
+    async with raw_server(pong_or_hang_up) as port:
+        client = headrace.connect(f"figg://127.0.0.1:{port}", backoff=lambda _: 0.01)
+        async with asyncio.timeout(30), client:
+            with pytest.raises(ReaderRefusedError, match="does not know named readers"):
+                await anext(client.subscribe("t", reader="r"))
     assert connections == client_readers.HANG_UPS_MAX + 1

@@ -12,7 +12,7 @@ from headrace.client import Message, Missed
 from headrace.errors import PublishRefusedError
 from headrace.testing import ServerProcess
 from tests.client.peer import plain
-from tests.client.tls import Certificate, TlsProxy
+from tests.client.tls import Certificate, tls_proxy
 
 Until = Callable[[Callable[[], object]], "asyncio.Future[None]"]
 
@@ -197,8 +197,8 @@ async def test_through_something_that_does_tls(
     shared: ServerProcess, topic: str, tmp_path: Path
 ) -> None:
     certificate = Certificate.make(tmp_path)
-    async with TlsProxy(certificate, *shared.ws) as proxy:
-        url = f"wombats://localhost:{proxy.port}"
+    async with tls_proxy(certificate, *shared.ws) as tls_port:
+        url = f"wombats://localhost:{tls_port}"
         async with headrace.connect(url, ssl=certificate.trusted()) as client:
             subscription = client.subscribe(topic, offset=0)
             await client.publish(topic, b"foo")
