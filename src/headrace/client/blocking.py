@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
 from headrace.client.lifecycle import Lifecycle
@@ -66,13 +65,8 @@ class Blocking(Generic[C]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close(lambda: self._client.__aexit__(kind, error, traceback))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._close(lambda: self._client.__aexit__(kind, error, trace))
 
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._thread.check()

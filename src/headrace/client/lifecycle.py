@@ -7,7 +7,6 @@ Connections, retries and pings are the business of `link.py` and of the session.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable
-from types import TracebackType
 from typing import Any, Generic, Literal, Self
 
 from headrace.client.link import Backoff, Link, LinkOptions, exponential
@@ -127,12 +126,7 @@ class Lifecycle(Generic[E]):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # Waiting would delay the error that is being raised, and a second error would hide it.
         await self.close(flush_s=None if error is None else 0)
 

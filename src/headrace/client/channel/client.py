@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Required, Self, TypedDict, overload
 
 from headrace.client.channel.events import ChannelMessage, Inbox, Snapshot
@@ -320,15 +319,10 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         """
         return self._handlers.add(event, handler)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self.options.auto_ack:
             self._done_with_taken()
-        await super().__aexit__(kind, error, traceback)
+        await super().__aexit__(kind, error, trace)
 
     # The lifecycle
 

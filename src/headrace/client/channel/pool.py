@@ -8,7 +8,6 @@ import secrets
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from types import TracebackType
 from typing import Any, Unpack
 
 from headrace.client.channel.client import ChannelClient, ChannelOptions, JoinOptionsDict
@@ -83,14 +82,9 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         """Close every channel, as `Channel.close` does, and then the connection."""
         await self._close(lambda channel: channel.close(flush_s), flush_s)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._close(
-            lambda channel: channel.__aexit__(kind, error, traceback), None if error is None else 0
+            lambda channel: channel.__aexit__(kind, error, trace), None if error is None else 0
         )
 
     async def _close(self, close: Callable[[ChannelClient], Any], flush_s: float | None) -> None:

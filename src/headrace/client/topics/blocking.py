@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, overload
 
 from headrace.client.blocking import Blocking, ClientThread
@@ -232,12 +231,7 @@ class BlockingClient(Blocking[Client]):
         finally:
             self._thread.end()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(flush_s=None if error is None else 0)
 
     def _has_room(self) -> bool:
