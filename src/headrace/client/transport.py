@@ -9,10 +9,10 @@ import logging
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.picows_adapter import (
     WSCloseCode,
@@ -27,6 +27,9 @@ from headrace.picows_adapter import (
 from headrace.printing import described, unreachable
 from headrace.wire.websocket import KEY_BYTES, masked_frames
 
+if TYPE_CHECKING:
+    from headrace.client.link import Link
+
 WRITE_BYTES_MAX = 256 * 1024
 """Bytes handed to the transport at once. A ping can overtake frames that are still in the session."""
 
@@ -37,22 +40,6 @@ _UNSENT_BYTES_MAX = 128 * 1024
 """Unsent bytes that the kernel may hold: a ping must not wait behind a full socket buffer."""
 
 
-class Owner(Protocol):
-    """The object that a connection reports to."""
-
-    def opened(self, connection: "Transport") -> None:
-        """Called when the connection is established and can be written to."""
-
-    def received(self, chunks: Sequence[bytes]) -> None:
-        """Called with the data of one read."""
-
-    def writable(self) -> None:
-        """Called when writing is no longer paused."""
-
-    def closed(self, reason: str) -> None:
-        """Called when the connection has ended. Nothing is reported after it."""
-
-
 class Transport(ABC):
     """A connection that reports `opened` when it is established and later, once, `closed`.
 
@@ -61,7 +48,7 @@ class Transport(ABC):
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: Owner) -> None:
+    def __init__(self, owner: "Link[Any]") -> None:
         self._owner = owner
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.writing_paused = False
@@ -90,10 +77,10 @@ class Transport(ABC):
     def drop(self, reason: str = "") -> None:
         """Close at once, without sending buffered bytes."""
         self._dropped = True
-        if self._open:
-            self._leave(reason)
+        was_open = self._open
+        self._lost(reason)
+        if was_open:
             self.transport.abort()
-        self._settle(reason)
 
     def read(self, reading: bool) -> None:
         if reading:
@@ -107,7 +94,7 @@ class Transport(ABC):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self._open:
-            self._owner.writable()
+            self._owner.send()
 
     def _opened(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -119,26 +106,20 @@ class Transport(ABC):
         self._owner.opened(self)
 
     def _lost(self, reason: str) -> None:
-        self._leave(reason)
-        self._settle(reason)
-
-    def _settle(self, reason: str) -> None:
-        if not self.lost.done():
-            self.lost.set_result(reason)
-
-    def _leave(self, reason: str) -> None:
         if self._open:
             self._open = False
             self._owner.closed(reason)
+        if not self.lost.done():
+            self.lost.set_result(reason)
 
 
-MakeConnection = Callable[[Owner], Transport]
+MakeConnection = Callable[["Link[Any]"], Transport]
 
 
 class TcpConnection(Transport, asyncio.Protocol):
     """A connection over plain TCP, for protocols that frame their own messages."""
 
-    def __init__(self, owner: Owner, host: str, port: int) -> None:
+    def __init__(self, owner: "Link[Any]", host: str, port: int) -> None:
         super().__init__(owner)
         self._host = host
         self._port = port
@@ -193,23 +174,19 @@ async def open_socket(host: str, port: int) -> socket.socket:
 
 async def _connect(sock: socket.socket, address: tuple[object, ...]) -> socket.socket:
     try:
-        _set_options(sock)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Some systems lack these options. There, only pings detect a dead peer.
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Some systems lack these options. There, only pings detect a dead peer.
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
 
 
 SMALL_BYTES_MAX = 512
@@ -237,7 +214,7 @@ class WebSocketTransport(Transport, WSListener):
 
     def __init__(
         self,
-        owner: Owner,
+        owner: "Link[Any]",
         host: str,
         port: int,
         *,

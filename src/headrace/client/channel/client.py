@@ -109,7 +109,7 @@ class ChannelOptions(LinkOptions):
             raise ConfigError(f"receive must be push, signal or poll, not {self.receive!r}")
         if self.start_at not in ("cursor", "state"):
             raise ConfigError(f"start_at must be cursor or state, not {self.start_at!r}")
-        self._check_functions("restore")
+        self._check_function("restore")
         if not isinstance(self.auto_ack, bool):
             raise ConfigError(f"auto_ack must be True or False, not {self.auto_ack!r}")
         self._check_numbers(

@@ -89,7 +89,7 @@ class LoguxOptions(LinkOptions):
             raise ConfigError(f"host must be a name, not {self.host!r}")
         if self.host is not None and len(self.host.encode(errors="replace")) > HOST_BYTES_MAX:
             raise ConfigError(f"host may have at most {HOST_BYTES_MAX} bytes")
-        self._check_functions("verify")
+        self._check_function("verify")
         self._check_numbers("ping_interval_s", "pings_unanswered_max")
         check_json("host", self.host)
         check_json("credentials", self.credentials)
