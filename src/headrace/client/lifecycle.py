@@ -7,7 +7,7 @@ Connections, retries and pings are the business of `link.py` and of the session.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable
-from typing import Any, Generic, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
 from headrace.client.link import Backoff, Link, LinkOptions, exponential
 from headrace.client.transport import MakeConnection
@@ -21,14 +21,20 @@ from headrace.errors import (
 from headrace.printing import described
 from headrace.session.client import ConnectionState, E, LinkedSession
 
+T = TypeVar("T")
+EventHandler = Callable[[T], object]
+"""Function that is called with every event of a kind; its result is ignored."""
+Remove = Callable[[], None]
+"""Function that removes a handler."""
+
 
 class Handlers:
     """The functions to call for each kind of event."""
 
     def __init__(self, *names: str) -> None:
-        self._handlers: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
+        self._handlers: dict[str, list[EventHandler[Any]]] = {name: [] for name in names}
 
-    def add(self, name: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def add(self, name: str, handler: EventHandler[Any]) -> Remove:
         """Add a handler; return a function that removes it."""
         if name not in self._handlers:
             raise ValueError(f"there is no event {name!r}, only {', '.join(self._handlers)}")
@@ -89,9 +95,7 @@ class Lifecycle(Generic[E]):
         """Reason why the last connection or attempt ended; empty while connected."""
         return self._link.last_error if self._link is not None else ""
 
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]:
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove:
         """Call `handler` with the state at every change; return a function that removes the handler."""
         return self._handlers.add(event, handler)
 

@@ -4,7 +4,7 @@ Only one thread at a time may take messages. `restore` and handlers run in the c
 block it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any, Literal, Unpack, overload
 
@@ -12,6 +12,7 @@ from headrace.client.blocking import Blocking
 from headrace.client.channel.client import ChannelClient, JoinOptionsDict
 from headrace.client.channel.events import ChannelMessage, Snapshot
 from headrace.client.channel.pool import ChannelPool
+from headrace.client.lifecycle import EventHandler, Remove
 from headrace.errors import ClientClosedError
 from headrace.session.client import ConnectionState
 from headrace.wire.channel import MissedMessages
@@ -109,14 +110,10 @@ class BlockingChannel(Blocking[ChannelClient]):
         self._thread.call(self._client.connected, timeout_s)
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["missed"], handler: EventHandler[MissedMessages]) -> Remove: ...
+    def on(self, event: Any, handler: EventHandler[Any]) -> Remove:
         """Call `handler`, in the channel's thread, with every event of a kind, as `Channel.on` does."""
         return self._client.on(event, handler)
 

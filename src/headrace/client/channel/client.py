@@ -10,7 +10,7 @@ from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal, Required, Self, TypedDict, overload
 
 from headrace.client.channel.events import ChannelMessage, Inbox, Snapshot
-from headrace.client.lifecycle import Lifecycle, fail_quietly, settle
+from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly, settle
 from headrace.client.link import Link, LinkOptions, LinkOptionsDict, check_json
 from headrace.errors import (
     ChannelRefusedError,
@@ -304,14 +304,10 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         await self._wait(lambda: self._is_joined)
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["missed"], handler: EventHandler[MissedMessages]) -> Remove: ...
+    def on(self, event: str, handler: EventHandler[Any]) -> Remove:
         """Call `handler` with every event of a kind; return a function that removes the handler.
 
         `state`: a ConnectionState, at every change. `missed`: a Missed, where messages are lost for this

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, Literal, Self, overload
 
 from headrace.client.blocking import Blocking, ClientThread
+from headrace.client.lifecycle import EventHandler, Remove
 from headrace.client.topics.client import Client, Payload, as_bytes
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.topics.subscription import Handler, Message, Subscription
@@ -199,18 +200,12 @@ class BlockingClient(Blocking[Client]):
             self._thread.call(lambda: self._client.unsubscribe(topic))
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["missed"], handler: EventHandler[Missed]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["reader"], handler: EventHandler[ReaderChange]) -> Remove: ...
+    def on(self, event: Any, handler: EventHandler[Any]) -> Remove:
         """Call `handler`, in the client's thread, with every event of a kind, as `Client.on` does."""
         return self._client.on(event, handler)
 

@@ -7,7 +7,6 @@ is.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -16,7 +15,7 @@ from os import PathLike
 from secrets import randbits
 from typing import Any, Final, Literal, overload
 
-from headrace.client.lifecycle import Lifecycle, fail_quietly
+from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly
 from headrace.client.link import Backoff, Link, LinkOptions, LinkOptionsDict
 from headrace.client.topics.lake import LakeGap, open_lake
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
@@ -347,18 +346,12 @@ class Client(Lifecycle[Event]):
             link.send_soon()
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["missed"], handler: EventHandler[Missed]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["reader"], handler: EventHandler[ReaderChange]) -> Remove: ...
+    def on(self, event: str, handler: EventHandler[Any]) -> Remove:
         """Call `handler` with every event of a kind; return a function that removes the handler.
 
         `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic are lost for
