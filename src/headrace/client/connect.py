@@ -5,6 +5,7 @@ else, and most clients need neither SQLite nor the codec of Logux.
 """
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 from urllib.parse import quote, unquote, urlsplit
 
@@ -131,13 +132,7 @@ def _figg_client(url: Url, options: Options) -> Client:
         raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
     session = FiggClientSession(**options.for_session())
     port = url.port or FIGG_PORT
-    return Client(
-        url.text,
-        session,
-        lambda owner: TcpConnection(owner, url.host, port),
-        options,
-        options.backoff or exponential(),
-    )
+    return Client(url.text, session, lambda link: TcpConnection(link, url.host, port), options)
 
 
 def _wombat_client(url: Url, options: Options) -> Client:
@@ -151,7 +146,8 @@ def _wombat_client(url: Url, options: Options) -> Client:
             "ping_interval_s=None is for figg://: a Wombat server hangs up on clients without pings"
         )
     session = WombatClientSession(**options.for_session())
-    return Client(url.text, session, dial, options, options.backoff or exponential(jitter=0.0))
+    options = replace(options, backoff=options.backoff or exponential(jitter=0.0))
+    return Client(url.text, session, dial, options)
 
 
 def _logux_client(url: Url, options: dict[str, Any]) -> "LoguxClient":
@@ -183,8 +179,8 @@ def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int
     port = url.port or (TLS_PORT if is_encrypted else WEBSOCKET_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
     place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
-    return lambda owner: WebSocketTransport(
-        owner,
+    return lambda link: WebSocketTransport(
+        link,
         url.host,
         port,
         url=place,

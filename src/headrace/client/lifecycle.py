@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from headrace.client.link import Backoff, Link, LinkOptions, exponential
+from headrace.client.link import Link, LinkOptions, exponential
 from headrace.client.transport import MakeConnection
 from headrace.errors import (
     ClientClosedError,
@@ -160,13 +160,12 @@ class Lifecycle(Generic[E]):
         session: LinkedSession[E],
         make_connection: MakeConnection,
         handle: Callable[[list[E]], None],
-        backoff: Backoff | None = None,
     ) -> Link[E]:
         """Connect the session, and keep it connected until the client ends."""
         self._link = Link(
             session,
             make_connection,
-            backoff=backoff or self.options.backoff or exponential(),
+            backoff=self.options.backoff or exponential(),
             attempt_timeout_s=self.options.attempt_timeout_s,
             handle=handle,
             changed=self._state_changed,

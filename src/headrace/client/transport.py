@@ -1,7 +1,7 @@
 """One connection to a server, from the attempt to its end: over TCP, or WebSocket with or without TLS.
 
-A connection makes no decisions: it passes received data to its owner (`client/link.py`) and sends the
-owner's frames.
+A connection makes no decisions: it passes received data to its link (`client/link.py`) and sends the link's
+frames.
 """
 
 import asyncio
@@ -48,8 +48,8 @@ class Transport(ABC):
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: "Link[Any]") -> None:
-        self._owner = owner
+    def __init__(self, link: "Link[Any]") -> None:
+        self._link = link
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.writing_paused = False
         self.was_hung_up = False
@@ -94,7 +94,7 @@ class Transport(ABC):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self._open:
-            self._owner.send()
+            self._link.send()
 
     def _opened(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -103,12 +103,12 @@ class Transport(ABC):
             return
         transport.set_write_buffer_limits(high=WRITE_BYTES_MAX // 4)
         self._open = True
-        self._owner.opened(self)
+        self._link.opened(self)
 
     def _lost(self, reason: str) -> None:
         if self._open:
             self._open = False
-            self._owner.closed(reason)
+            self._link.closed(reason)
         if not self.lost.done():
             self.lost.set_result(reason)
 
@@ -119,8 +119,8 @@ MakeConnection = Callable[["Link[Any]"], Transport]
 class TcpConnection(Transport, asyncio.Protocol):
     """A connection over plain TCP, for protocols that frame their own messages."""
 
-    def __init__(self, owner: "Link[Any]", host: str, port: int) -> None:
-        super().__init__(owner)
+    def __init__(self, link: "Link[Any]", host: str, port: int) -> None:
+        super().__init__(link)
         self._host = host
         self._port = port
 
@@ -141,7 +141,7 @@ class TcpConnection(Transport, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._open:
-            self._owner.received((data,))
+            self._link.received((data,))
 
     def eof_received(self) -> None:
         self.was_hung_up = True  # asyncio closes the transport after this
@@ -214,7 +214,7 @@ class WebSocketTransport(Transport, WSListener):
 
     def __init__(
         self,
-        owner: "Link[Any]",
+        link: "Link[Any]",
         host: str,
         port: int,
         *,
@@ -223,7 +223,7 @@ class WebSocketTransport(Transport, WSListener):
         message_bytes_max: int,
     ) -> None:
         """Prepare to connect. The handshake names `url`; `wss` without `ssl` uses the default TLS context."""
-        super().__init__(owner)
+        super().__init__(link)
         self._host = host
         self._port = port
         self._url = url
@@ -340,7 +340,7 @@ class WebSocketTransport(Transport, WSListener):
             return
         self._messages = []
         try:
-            self._owner.received(messages)
+            self._link.received(messages)
         except Exception as error:
             # Internal error: report it as asyncio does. picows would only log it.
             context = {"message": "receiving failed", "exception": error, "protocol": self}

@@ -9,14 +9,15 @@ import asyncio
 from collections import deque
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from os import PathLike
 from secrets import randbits
-from typing import Any, Final, Literal, overload
+from typing import Any, Literal, overload
+
+from msgspec import UNSET, UnsetType
 
 from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly
-from headrace.client.link import Backoff, Link, LinkOptions, LinkOptionsDict
+from headrace.client.link import Link, LinkOptions, LinkOptionsDict
 from headrace.client.topics.lake import LakeGap, open_lake
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.topics.subscription import Flow, Handler, Subscription, check_handler
@@ -40,7 +41,6 @@ from headrace.session.topics.events import (
     PublishRefused,
     ReaderActive,
     ReaderEvent,
-    ReaderFailed,
     ReaderLost,
     ReaderStored,
     ReaderSure,
@@ -50,14 +50,6 @@ from headrace.session.topics.events import (
     TopicDetached,
     TopicMessages,
 )
-
-
-class _Own(Enum):
-    OF_PROTOCOL = "the protocol's own"
-
-
-OF_PROTOCOL: Final = _Own.OF_PROTOCOL
-"""Default of an option for which None has another meaning: use the protocol's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +71,7 @@ class Options(LinkOptions):
     """Seconds for which a slow subscription may keep the client from reading. After that only its own topic
     waits: it is detached, and attached again where it stopped once the application has caught up."""
 
-    ping_interval_s: float | _Own | None = OF_PROTOCOL
+    ping_interval_s: float | UnsetType | None = UNSET
     """Seconds between pings. Figg: 2; None: no pings, for servers that do not answer pings or disconnect
     because of them. Wombat: 5; its servers disconnect a client that is silent for longer than their
     `limits.silence_s`, 10 by default."""
@@ -103,14 +95,14 @@ class Options(LinkOptions):
         self._check_numbers("window_max", "window_bytes_max", "receive_bytes_max")
         self._check_numbers("receive_pause_s", may_be_zero=True)
         self._check_numbers("pings_unanswered_max", "resend_s", may_be_none=True)
-        if self.ping_interval_s is not OF_PROTOCOL:
+        if self.ping_interval_s is not UNSET:
             self._check_numbers("ping_interval_s", may_be_none=True)
 
     def for_session(self) -> dict[str, Any]:
         """Return the arguments of a session that the application has set; the others have defaults there."""
         names = ("window_max", "window_bytes_max", "pings_unanswered_max", "resend_s")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.ping_interval_s is not OF_PROTOCOL:
+        if self.ping_interval_s is not UNSET:
             given["ping_interval_s"] = self.ping_interval_s
         return given
 
@@ -138,19 +130,15 @@ class Client(Lifecycle[Event]):
     """
 
     options: Options
+    _flow: Flow
+    """Set with the link."""
 
     def __init__(
-        self,
-        url: str,
-        session: ClientSession,
-        make_connection: MakeConnection,
-        options: Options,
-        backoff: Backoff,
+        self, url: str, session: ClientSession, make_connection: MakeConnection, options: Options
     ) -> None:
         super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._backoff = backoff
         self._lake = open_lake(options.lake) if options.lake is not None else None
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
@@ -163,7 +151,6 @@ class Client(Lifecycle[Event]):
         self._acknowledged = 0
         self._refused: PublishRefusedError | None = None
         """The first refusal that neither `publish` nor `flush` has raised yet."""
-        self._flow: Flow | None = None
 
     @property
     def unacknowledged(self) -> int:
@@ -204,7 +191,7 @@ class Client(Lifecycle[Event]):
         self._publishes.append(future)
         self._published += 1
         link.send_soon()
-        if not link.reading and self._flow is not None:
+        if not link.reading:
             # Reading is paused for a slow subscription, but an acknowledgement is now expected.
             self._flow.step_aside()
         return future
@@ -276,35 +263,34 @@ class Client(Lifecycle[Event]):
         link = self._entered()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
-        if reader is not None:
-            if offset is not None or serial is not None:
-                raise LocalProtocolError(
-                    "a reader starts at its stored position: pass neither offset nor serial"
-                )
-            return self._read(link, topic, handler, reader, start, ack)
-        if offset is not None and serial is not None:
-            raise LocalProtocolError("pass `offset` or `serial`, not both")
-        if serial is not None and not isinstance(serial, str):
-            raise TypeError(f"a serial is str, not {type(serial).__name__}")
-        place = self._session.attach(topic, offset if serial is None else serial)
+        subscription: Subscription
+        if reader is None:
+            subscription = self._attach(topic, offset, serial)
+        elif offset is None and serial is None:
+            subscription = self._read(link, topic, reader, start, ack)
+        else:
+            raise LocalProtocolError(
+                "a reader starts at its stored position: pass neither offset nor serial"
+            )
         link.send_soon()
-        if topic in self._detaching:
-            self._detaching.discard(topic)
-            self._wake()
-        subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
         return subscription
 
+    def _attach(self, topic: str, offset: int | None, serial: str | None) -> Subscription:
+        if offset is not None and serial is not None:
+            raise LocalProtocolError("pass `offset` or `serial`, not both")
+        if serial is not None and not isinstance(serial, str):
+            raise TypeError(f"a serial is str, not {type(serial).__name__}")
+        place = self._session.attach(topic, offset if serial is None else serial)
+        if topic in self._detaching:
+            self._detaching.discard(topic)
+            self._wake()
+        return Subscription(self, topic, place, self.options.receive_bytes_max)
+
     def _read(
-        self,
-        link: Link[Event],
-        topic: str,
-        handler: Handler | None,
-        reader: str,
-        start: Start,
-        ack: Acknowledge,
+        self, link: Link[Event], topic: str, reader: str, start: Start, ack: Acknowledge
     ) -> ReaderSubscription:
         if start not in ("oldest", "newest"):
             raise ValueError(f'start is "oldest" or "newest", not {start!r}')
@@ -317,12 +303,7 @@ class Client(Lifecycle[Event]):
             window=self.options.receive_bytes_max,
             instance=self._instance,
         )
-        link.send_soon()
-        subscription = ReaderSubscription(self, self._session, link, topic, reader, ack)
-        self._subscriptions[topic] = subscription
-        if handler is not None:
-            subscription.hand_to(handler)
-        return subscription
+        return ReaderSubscription(self, self._session, link, topic, reader, ack)
 
     async def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic at once; do nothing if there is none.
@@ -338,8 +319,7 @@ class Client(Lifecycle[Event]):
         link = self._entered()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
-            if self._flow is not None:
-                self._flow.forget(subscription)
+            self._flow.forget(subscription)
             subscription.end()
             if self._session.detach(topic):
                 self._detaching.add(topic)
@@ -370,12 +350,11 @@ class Client(Lifecycle[Event]):
 
     def caught_up(self, subscription: Subscription) -> None:
         """For subscriptions: called when a subscription that exceeded its limit has room again."""
-        if self._flow is not None:
-            self._flow.caught_up(subscription)
+        self._flow.caught_up(subscription)
 
     async def _start(self) -> None:
         if self._link is None:
-            link = self._connect(self._session, self._make_connection, self._handle, self._backoff)
+            link = self._connect(self._session, self._make_connection, self._handle)
             self._flow = Flow(link, self._session, self.options.receive_pause_s)
 
     async def _flush(self, flush_s: float) -> None:
@@ -398,7 +377,9 @@ class Client(Lifecycle[Event]):
             return
         for event in events:
             if isinstance(event, TopicMessages):
-                self._messages(event)
+                subscription = self._subscriptions[event.topic]
+                if not subscription.deliver(event.messages):
+                    self._flow.over(subscription)
             elif isinstance(event, PublishesAcknowledged):
                 self._acknowledge(event.publishes)
             elif isinstance(event, PublishRefused):
@@ -435,12 +416,9 @@ class Client(Lifecycle[Event]):
             subscription.lost()
             tell(change("lost", event.reason))
         else:
-            self._end_reader(event, subscription)
-
-    def _end_reader(self, event: ReaderFailed, subscription: ReaderSubscription) -> None:
-        del self._subscriptions[event.topic]
-        reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
-        subscription.fail(ReaderRefusedError(reason))
+            del self._subscriptions[event.topic]
+            reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
+            subscription.fail(ReaderRefusedError(reason))
 
     def _missed(self, event: Missed) -> None:
         tell = partial(self._handlers.tell, "missed")
@@ -453,11 +431,6 @@ class Client(Lifecycle[Event]):
         has_serials = event.got_serial is not None
         gap = LakeGap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
         self._subscriptions[event.topic].deliver_from_lake(gap)
-
-    def _messages(self, event: TopicMessages) -> None:
-        subscription = self._subscriptions[event.topic]
-        if not subscription.deliver(event.messages) and self._flow is not None:
-            self._flow.over(subscription)
 
     def _acknowledge(self, publishes: int) -> None:
         self._acknowledged += publishes
@@ -480,12 +453,11 @@ class Client(Lifecycle[Event]):
             for subscription in self._subscriptions.values():
                 if isinstance(subscription, ReaderSubscription):
                     subscription.doubt()
-            if self._flow is not None:
-                self._flow.disconnected()
+            self._flow.disconnected()
         super()._state_changed(state)
 
     def _fail_pending(self, error: ClientError) -> None:
-        if self._flow is not None:
+        if self._link is not None:
             self._flow.stop()
         for subscription in self._subscriptions.values():
             subscription.end()
