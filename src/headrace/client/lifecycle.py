@@ -53,9 +53,7 @@ class Handlers:
             try:
                 handler(event)
             except Exception as error:  # of the handler, and not of the connection
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a handler of {name!r} events failed", "exception": error}
-                )
+                report(f"a handler of {name!r} events failed", error)
 
 
 class Lifecycle(Generic[E]):
@@ -242,6 +240,11 @@ class Lifecycle(Generic[E]):
         if self._link is not None:
             self._link.session.close()
         self._state_changed(ConnectionState.CLOSED)
+
+
+def report(message: str, error: BaseException) -> None:
+    """Report an error of the application's code to the event loop."""
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 def fail_quietly(futures: "Iterable[asyncio.Future[Any]]", error: Exception) -> None:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Literal, Self, overload
 
-from headrace.client.blocking import Blocking, ClientThread
+from headrace.client.blocking import Blocking
 from headrace.client.lifecycle import EventHandler, Remove
 from headrace.client.topics.client import Client, Payload, as_bytes
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
@@ -170,24 +170,17 @@ class BlockingClient(Blocking[Client]):
         """
         # An iteration acknowledges single messages, although it fetches batches.
         is_manual = reader is not None and handler is None and ack == "auto"
-        inner: Any = {
-            "offset": offset,
-            "serial": serial,
-            "reader": reader,
-            "start": start,
-            "ack": "manual" if is_manual else ack,
-        }
+        options: Any = {"offset": offset, "serial": serial, "reader": reader, "start": start}
+        options["ack"] = "manual" if is_manual else ack
 
         async def subscribe() -> Subscription:
-            made: Subscription = self._client.subscribe(topic, handler, **inner)
+            made: Subscription = self._client.subscribe(topic, handler, **options)
             return made
 
         found = self._thread.call(subscribe)
         if isinstance(found, ReaderSubscription):
-            return BlockingReaderSubscription(
-                self, self._thread, found, timeout_s, is_auto=ack == "auto"
-            )
-        return BlockingSubscription(self, self._thread, found, timeout_s)
+            return BlockingReaderSubscription(self, found, timeout_s, is_auto=ack == "auto")
+        return BlockingSubscription(self, found, timeout_s)
 
     def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic; do nothing if there is none.
@@ -311,16 +304,12 @@ class BlockingSubscription:
     """
 
     def __init__(
-        self,
-        client: BlockingClient,
-        thread: ClientThread,
-        subscription: Subscription,
-        timeout_s: float | None,
+        self, client: BlockingClient, subscription: Subscription, timeout_s: float | None
     ) -> None:
         self.topic = subscription.topic
         self.timeout_s = timeout_s
         self._client = client
-        self._thread = thread
+        self._thread = client._thread
         self._subscription = subscription
         self._last: Message | None = None
         # Filled by the client's thread, so that messages which arrive after a timeout are not lost.
@@ -392,13 +381,12 @@ class BlockingReaderSubscription(BlockingSubscription):
     def __init__(
         self,
         client: BlockingClient,
-        thread: ClientThread,
         subscription: ReaderSubscription,
         timeout_s: float | None,
         *,
         is_auto: bool,
     ) -> None:
-        super().__init__(client, thread, subscription, timeout_s)
+        super().__init__(client, subscription, timeout_s)
         self.reader = subscription.reader
         self._is_auto = is_auto
         self._unhandled: Message | None = None

@@ -139,7 +139,7 @@ class Client(Lifecycle[Event]):
         super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._lake = open_lake(options.lake) if options.lake is not None else None
+        self._read_lake = None if options.lake is None else open_lake(options.lake)
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
         """Number by which the server recognises this client on a later connection."""
@@ -425,11 +425,11 @@ class Client(Lifecycle[Event]):
         asked, got = event.asked, event.got
         # A reader's cursor is a position in the log, so messages from a lake could not be acknowledged.
         is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)
-        if self._lake is None or is_read or asked is None or got is None or got <= asked:
+        if self._read_lake is None or is_read or asked is None or got is None or got <= asked:
             tell(event)
             return
         has_serials = event.got_serial is not None
-        gap = LakeGap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
+        gap = LakeGap(self._read_lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
         self._subscriptions[event.topic].deliver_from_lake(gap)
 
     def _acknowledge(self, publishes: int) -> None:

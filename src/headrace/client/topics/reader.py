@@ -3,19 +3,17 @@
 import asyncio
 from collections import deque
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from headrace.client.lifecycle import report
 from headrace.client.link import Link
-from headrace.client.topics.subscription import (
-    Handler,
-    Message,
-    SubscribingClient,
-    Subscription,
-    call_handler,
-)
+from headrace.client.topics.subscription import Handler, Message, Subscription
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, ReadMessages
+
+if TYPE_CHECKING:
+    from headrace.client.topics.client import Client
 
 Start = Literal["oldest", "newest"]
 """Start of a reader that has no cursor."""
@@ -47,7 +45,7 @@ class ReaderSubscription(Subscription):
 
     def __init__(
         self,
-        client: SubscribingClient,
+        client: "Client",
         session: ClientSession,
         link: Link[Event],
         topic: str,
@@ -234,14 +232,12 @@ class ReaderSubscription(Subscription):
             try:
                 await self._wait_for_fresh()
             except ClientError as error:
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"{self.topic!r} cannot be read", "exception": error}
-                )
+                report(f"{self.topic!r} cannot be read", error)
             if self.ended:
                 return
             message = self._pop_message()
             losses = self.losses
-            if not await call_handler(handler, message, lambda: self.ended):
+            if not await self._call(handler, message):
                 if not self.ended:
                     self._client.unsubscribe_nowait(self.topic)
                 return
