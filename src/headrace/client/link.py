@@ -48,8 +48,8 @@ class LinkOptions:
     """The options of every client. Times are seconds."""
 
     connect_timeout_s: float | None = 10.0
-    """Seconds that entering the client waits for its first connection. None: it does not wait, and everything
-    is sent once a server is connected."""
+    """Seconds that entering the client waits for its first connection, or until its channel is joined. None:
+    it does not wait, and everything is sent later."""
 
     attempt_timeout_s: float = 5.0
     """Seconds that one attempt to connect may take."""
