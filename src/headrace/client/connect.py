@@ -180,12 +180,7 @@ def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int
     address = f"[{url.host}]" if ":" in url.host else url.host
     place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
     return lambda link: WebSocketTransport(
-        link,
-        url.host,
-        port,
-        url=place,
-        ssl=options.ssl,
-        message_bytes_max=message_bytes_max,
+        link, url.host, port, url=place, ssl=options.ssl, message_bytes_max=message_bytes_max
     )
 
 

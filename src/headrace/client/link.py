@@ -12,12 +12,7 @@ from ssl import SSLContext
 from time import monotonic
 from typing import Any, Generic, TypedDict
 
-from headrace.client.transport import (
-    CLOSED_BY_SERVER,
-    WRITE_BYTES_MAX,
-    MakeConnection,
-    Transport,
-)
+from headrace.client.transport import CLOSED_BY_SERVER, WRITE_BYTES_MAX, MakeConnection, Transport
 from headrace.errors import ConfigError
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
 
