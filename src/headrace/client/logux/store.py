@@ -345,7 +345,8 @@ class LoguxStore:
             start,
             SYNC_EVENTS_MAX + 1,
         )
-        found, size, rest = [], 0, None
+        found: list[Any] = []
+        size, rest = 0, None
         for row in rows:
             if len(found) == SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
                 rest = row[0]
