@@ -303,7 +303,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         `state`: a ConnectionState, at every change. `missed`: a Missed, where messages are lost for this
         processor; `restored` is the snapshot that replaces them, if there is one.
         """
-        return self._handlers.add(event, handler)
+        return self._add_handler(event, handler)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self.options.auto_ack:
@@ -338,13 +338,13 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
 
-    async def _stop(self, flush_s: float) -> None:
-        await self._pool.remove(self, flush_s)
+    async def _stop(self, abort: bool) -> None:
+        await self._pool.remove(self, abort)
         if not self._is_gone:
             was_closed = self.state is ConnectionState.CLOSED
             self._is_gone = True
             if self._link is not None and not was_closed:
-                self._handlers.tell("state", ConnectionState.CLOSED)
+                self._tell("state", ConnectionState.CLOSED)
 
     def _fail_pending(self, error: ClientError) -> None:
         self._inbox.clear()
@@ -369,7 +369,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
                 await self._restore(first)
             elif first is not None:
                 self._inbox.take(first)
-                self._handlers.tell("missed", first.missed)
+                self._tell("missed", first.missed)
             else:
                 self._session.more(self.name)
                 link.send_soon()
@@ -382,7 +382,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             snapshot = self.restored = Snapshot.of(entry.snapshot, entry.missed)
         if entry.missed is not None and self._told is not entry:
             self._told = entry
-            self._handlers.tell("missed", entry.missed)
+            self._tell("missed", entry.missed)
         restore = self.options.restore
         if snapshot is not None and restore is not None:
             result = restore(snapshot)

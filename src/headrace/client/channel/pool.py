@@ -7,7 +7,6 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
 from typing import Any, Unpack
 
 from headrace.client.channel.client import ChannelClient, ChannelOptions, JoinOptionsDict
@@ -95,7 +94,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
             ends = await asyncio.gather(*map(close, channels), return_exceptions=True)
         finally:
             # The channels have waited for their messages. Only `close(0)` and an error cut off the rest.
-            await self._stop(inf if flush_s is None else flush_s)
+            await self._stop(abort=flush_s == 0)
         failures = [end for end in ends if isinstance(end, BaseException)]
         for failure in failures:
             if not isinstance(failure, UnacknowledgedError):
@@ -119,10 +118,10 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         link.send_soon()
         return link
 
-    async def remove(self, channel: ChannelClient, flush_s: float) -> None:
+    async def remove(self, channel: ChannelClient, abort: bool) -> None:
         """Remove a channel from a shared connection; the processor stays a member. Else disconnect."""
         if not self._is_shared:
-            await self._stop(flush_s)
+            await self._stop(abort)
         elif self._channels.get(channel.name) is channel:
             del self._channels[channel.name]
             if not self._is_closed:  # else the server sees the end of the whole connection

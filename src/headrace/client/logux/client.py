@@ -209,10 +209,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         if in_memory and self.unacknowledged:
             raise UnacknowledgedError(self.unacknowledged)
 
-    def _is_abort(self, flush_s: float) -> bool:
-        return False
-
-    async def _stop(self, flush_s: float) -> None:
+    async def _stop(self, abort: bool) -> None:
         if self._open is not None:
             if self._closing is None:
                 self._closing = asyncio.get_running_loop().create_task(self._close(self._open))
@@ -220,7 +217,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
 
     async def _close(self, log: "OpenLog") -> None:
         log.stop_verifying()
-        await super()._stop(0)
+        await super()._stop(abort=False)
         with suppress(LocalStoreError):  # only positions are lost; they are found again
             await log.thread.close()
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, overload
 from msgspec import UNSET, UnsetType
 
 from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly
-from headrace.client.link import Link, LinkOptions, LinkOptionsDict
+from headrace.client.link import LinkOptions, LinkOptionsDict
 from headrace.client.topics.lake import LakeGap, open_lake
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.topics.subscription import Flow, Handler, Subscription, check_handler
@@ -267,7 +267,7 @@ class Client(Lifecycle[Event]):
         if reader is None:
             subscription = self._attach(topic, offset, serial)
         elif offset is None and serial is None:
-            subscription = self._read(link, topic, reader, start, ack)
+            subscription = self._read(topic, reader, start, ack)
         else:
             raise LocalProtocolError(
                 "a reader starts at its stored position: pass neither offset nor serial"
@@ -289,9 +289,7 @@ class Client(Lifecycle[Event]):
             self._wake()
         return Subscription(self, topic, place, self.options.receive_bytes_max)
 
-    def _read(
-        self, link: Link[Event], topic: str, reader: str, start: Start, ack: Acknowledge
-    ) -> ReaderSubscription:
+    def _read(self, topic: str, reader: str, start: Start, ack: Acknowledge) -> Subscription:
         if start not in ("oldest", "newest"):
             raise ValueError(f'start is "oldest" or "newest", not {start!r}')
         if ack not in ("auto", "manual"):
@@ -303,7 +301,7 @@ class Client(Lifecycle[Event]):
             window=self.options.receive_bytes_max,
             instance=self._instance,
         )
-        return ReaderSubscription(self, self._session, link, topic, reader, ack)
+        return ReaderSubscription(self, topic, reader, is_auto=ack == "auto")
 
     async def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic at once; do nothing if there is none.
@@ -338,7 +336,7 @@ class Client(Lifecycle[Event]):
         this client. `reader`: a ReaderChange, when a named reader of this client waits, becomes active, or is
         superseded.
         """
-        return self._handlers.add(event, handler)
+        return self._add_handler(event, handler)
 
     async def flush_readers(self) -> None:
         """Wait until the server has stored the readers' acknowledgements; do not wait for a connection."""
@@ -369,8 +367,8 @@ class Client(Lifecycle[Event]):
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
 
-    def _is_abort(self, flush_s: float) -> bool:
-        return self.unacknowledged > 0
+    async def _stop(self, abort: bool) -> None:
+        await super()._stop(abort=self.unacknowledged > 0)
 
     def _handle(self, events: list[Event]) -> None:
         if self._over is not None:
@@ -398,7 +396,7 @@ class Client(Lifecycle[Event]):
         subscription = self._subscriptions.get(event.topic)
         if not isinstance(subscription, ReaderSubscription):
             return  # a handler of an earlier event has ended the subscription
-        tell = partial(self._handlers.tell, "reader")
+        tell = partial(self._tell, "reader")
         change = partial(ReaderChange, event.topic, subscription.reader)
         if isinstance(event, ReadMessages):
             subscription.receive(event)
@@ -421,7 +419,7 @@ class Client(Lifecycle[Event]):
             subscription.fail(ReaderRefusedError(reason))
 
     def _missed(self, event: Missed) -> None:
-        tell = partial(self._handlers.tell, "missed")
+        tell = partial(self._tell, "missed")
         asked, got = event.asked, event.got
         # A reader's cursor is a position in the log, so messages from a lake could not be acknowledged.
         is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)

@@ -6,11 +6,9 @@ from time import monotonic
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from headrace.client.lifecycle import report
-from headrace.client.link import Link
 from headrace.client.topics.subscription import Handler, Message, Subscription
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
-from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, ReadMessages
+from headrace.session.topics.events import ReadMessages
 
 if TYPE_CHECKING:
     from headrace.client.topics.client import Client
@@ -43,24 +41,16 @@ class ReaderSubscription(Subscription):
     `ack="manual"`, the application calls `ack`, in any order.
     """
 
-    def __init__(
-        self,
-        client: "Client",
-        session: ClientSession,
-        link: Link[Event],
-        topic: str,
-        reader: str,
-        acknowledge: Acknowledge,
-    ) -> None:
+    def __init__(self, client: "Client", topic: str, reader: str, *, is_auto: bool) -> None:
         super().__init__(client, topic, None, 0)
         self.reader = reader
         self.acknowledged: int | None = None
         """Offset up to which every message is durably acknowledged. None until the reader is first active."""
         self.losses = 0
         """Number of times that unacknowledged messages went to another process."""
-        self._session = session
-        self._link = link
-        self._is_auto = acknowledge == "auto"
+        self._session = client._session
+        self._link = client._entered()
+        self._is_auto = is_auto
         self._fresh: deque[deque[Message]] = deque()
         """Received messages that are not taken yet, in the batches in which they arrived."""
         self._taken: list[Message] = []
