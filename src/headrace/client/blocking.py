@@ -26,10 +26,7 @@ class Blocking(Generic[C]):
     """Text of that error: what to call instead."""
 
     def __init__(self, client: C, shared: "ClientThread | None" = None) -> None:
-        """Enter the client in a new thread, or use `shared`, in which the client is already entered.
-
-        A shared thread keeps running when the client is closed.
-        """
+        """Enter the client in a new thread, or use `shared`, where it is entered and which outlives it."""
         self._client = client
         self._is_shared = shared is not None
         self._thread = shared or ClientThread(client, self._advice)
@@ -55,11 +52,7 @@ class Blocking(Generic[C]):
         return self._client.last_error
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
-
-        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
-        nor raises.
-        """
+        """Wait up to `flush_s` for the server to have everything, then end: see the asynchronous `close`."""
         self._close(lambda: self._client.close(flush_s))
 
     def __enter__(self) -> Self:

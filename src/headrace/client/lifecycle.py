@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable, Generator, Iterable
 from typing import Any, Generic, Literal, Self, TypeVar
 
-from headrace.client.link import Link, LinkOptions, exponential
+from headrace.client.link import Link, LinkOptions
 from headrace.client.transport import MakeConnection
 from headrace.errors import (
     ClientClosedError,
@@ -133,8 +133,7 @@ class Lifecycle(Generic[E]):
         self._link = Link(
             session,
             make_connection,
-            backoff=self.options.backoff or exponential(),
-            attempt_timeout_s=self.options.attempt_timeout_s,
+            self.options,
             handle=handle,
             changed=self._state_changed,
             failed=self._failed,

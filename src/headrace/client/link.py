@@ -123,9 +123,8 @@ class Link(Generic[E]):
         self,
         session: LinkedSession[E],
         make_connection: MakeConnection,
+        options: LinkOptions,
         *,
-        backoff: Backoff,
-        attempt_timeout_s: float,
         handle: Callable[[list[E]], None],
         changed: Callable[[ConnectionState], None],
         failed: Callable[[BaseException], None],
@@ -136,8 +135,8 @@ class Link(Generic[E]):
         """Reason why the last attempt or connection ended; empty while connected."""
         self.session = session
         self._make_connection = make_connection
-        self._backoff = backoff
-        self._attempt_timeout_s = attempt_timeout_s
+        self._backoff = options.backoff or exponential()
+        self._attempt_timeout_s = options.attempt_timeout_s
         self._handle = handle
         self._changed = changed
         self._failed = failed
@@ -232,15 +231,12 @@ class Link(Generic[E]):
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.dial()
-        except OSError as error:
+        except BaseException as error:
             connection.drop()
-            if str(error):
-                return str(error)
-            timed_out = isinstance(error, TimeoutError)
-            return f"no answer within {timeout_s:g} s" if timed_out else CLOSED_BY_SERVER
-        except BaseException:
-            connection.drop()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            silence = f"no answer within {timeout_s:g} s"
+            return str(error) or (silence if isinstance(error, TimeoutError) else CLOSED_BY_SERVER)
         reason = await asyncio.shield(connection.lost)
         return self._parting or reason
 

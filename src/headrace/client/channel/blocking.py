@@ -47,17 +47,11 @@ class BlockingChannel(Blocking[ChannelClient]):
         return self._client.unacknowledged
 
     def send(self, content: Any, timeout_s: float | None = None) -> int | None:
-        """Send a JSON value or bytes, wait until it is durable, and return the offset just past it.
-
-        After a TimeoutError the message may still be sent.
-        """
+        """Send a message, as `Channel.send` does. After a TimeoutError it may still be sent."""
         return self._thread.call(lambda: self._client.send(content), timeout_s)
 
     def send_nowait(self, content: Any) -> "Future[int | None]":
-        """Queue a message and return a future of its offset, which need not be waited for.
-
-        The future raises the error of an invalid message, and QueueFullError.
-        """
+        """Queue a message and return a future of its offset, and of the errors of `Channel.send_nowait`."""
 
         async def send() -> int | None:
             return await self._client.send_nowait(content)

@@ -1,8 +1,6 @@
 """The blocking client for topics, for scripts and threads: it runs a `Client` in a thread of its own.
 
-Publishes go through a queue, so that many of them cost one wake-up of that thread. Every method may be
-called from any thread. Handlers run in the client's thread and must not block it: there, methods that would
-make the thread wait for itself raise LocalProtocolError.
+Publishes go through a queue, so that many of them cost one wake-up of that thread.
 """
 
 import asyncio
@@ -203,10 +201,7 @@ class BlockingClient(Blocking[Client]):
         return self._client.on(event, handler)
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
-
-        Raises UnacknowledgedError if some are missing by then. With 0 it neither waits nor raises.
-        """
+        """Wait up to `flush_s` for acknowledgements, then disconnect: see `Client.close`."""
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
             if flush_s > 0 and not self._thread.is_closed:
@@ -326,10 +321,7 @@ class BlockingSubscription:
         return self._subscription.serial if self._last is None else self._last.serial
 
     def attached(self) -> int | None:
-        """Wait until the server delivers this topic, and return the offset at which delivery began.
-
-        None over Wombat if the server's serials do not contain offsets: see `serial`.
-        """
+        """Wait until the server delivers this topic; return the offset, as `Subscription.attached` does."""
         return self._thread.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:

@@ -280,13 +280,9 @@ class Flow:
     def caught_up(self, subscription: Subscription) -> None:
         """Called when a subscription has room again."""
         if subscription in self._aside:
-            self._aside.discard(subscription)
             self._session.resume(subscription.topic)
             self._link.send_soon()
-        else:
-            self._pausing.discard(subscription)
-            if not self._pausing:
-                self._resume()
+        self.forget(subscription)
 
     def step_aside(self) -> None:
         """Resume reading at once, without the topics that have paused it."""
@@ -298,7 +294,7 @@ class Flow:
         self._link.send_soon()
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget a subscription that has ended."""
+        """Forget a subscription that has ended, or is no longer over its limit."""
         self._aside.discard(subscription)
         self._pausing.discard(subscription)
         if not self._pausing:
