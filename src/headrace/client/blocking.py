@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 from headrace.client.lifecycle import Lifecycle
@@ -64,10 +65,8 @@ class Blocking(Generic[C]):
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._thread.check()
         try:
-            if not self._thread.is_closed:
+            with suppress(ClientClosedError):  # closed by another thread
                 self._thread.call(close)
-        except ClientClosedError:
-            pass  # closed by another thread
         finally:
             self._end_thread()
 
@@ -81,10 +80,12 @@ class ClientThread:
 
     def __init__(self, client: Lifecycle[Any], advice: str) -> None:
         """Prepare the thread. `advice` is the error for methods that would make it wait for itself."""
+        import uvloop  # on first use: asynchronous clients do not need it
+
         self.lock = threading.Condition()
         """Guards `is_closed` and all that the blocking client shares with the thread; notified at changes."""
         self.is_closed = False
-        self.loop = new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self._client = client
         self._advice = advice
         self._stop = asyncio.Event()
@@ -172,11 +173,3 @@ class ClientThread:
         self._entered.set_result(None)
         await self._stop.wait()
         await self._client.close(flush_s=0)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not available on every system; asyncio's loop is slower but equivalent
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

@@ -335,13 +335,11 @@ class BlockingSubscription:
     def __next__(self) -> Message:
         while True:
             try:
-                message = self._ready.popleft()
+                self._last = message = self._ready.popleft()
+                return message
             except IndexError:
                 if not self._fetch():
                     raise StopIteration from None
-            else:
-                self._last = message
-                return message
 
     def __enter__(self) -> Self:
         return self

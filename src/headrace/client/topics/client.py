@@ -147,7 +147,6 @@ class Client(Lifecycle[Event]):
         self._detaching: set[str] = set()
         # One future per unacknowledged publish, in the session's order.
         self._publishes: deque[asyncio.Future[None]] = deque()
-        self._published = 0
         self._acknowledged = 0
         self._refused: PublishRefusedError | None = None
         """The first refusal that neither `publish` nor `flush` has raised yet."""
@@ -189,7 +188,6 @@ class Client(Lifecycle[Event]):
         self._session.publish(topic, payload)
         future = link.loop.create_future()
         self._publishes.append(future)
-        self._published += 1
         link.send_soon()
         if not link.reading:
             # Reading is paused for a slow subscription, but an acknowledgement is now expected.
@@ -213,7 +211,7 @@ class Client(Lifecycle[Event]):
             raise refusal
 
     async def _settled(self) -> None:
-        until = self._published
+        until = self._acknowledged + len(self._publishes)
         await self._wait(lambda: self._acknowledged >= until)
 
     @overload
