@@ -58,19 +58,6 @@ class ReaderSubscription(Subscription):
         self._waiters = 0
         self._turn_at = 0.0
         """Monotonic time until which messages are delivered at once (see `TURN_S`)."""
-        self._failure: ClientError | None = None
-
-    async def attached(self) -> int | None:
-        """Wait until this process is active, and return the offset at which delivery began.
-
-        Raises ReaderRefusedError if the server refuses the reader.
-        """
-        try:
-            return await super().attached()
-        except ClientError:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
 
     async def batch(self) -> list[Message]:
         """Wait for messages and return all that arrived together; empty if the subscription has ended."""

@@ -84,6 +84,8 @@ class Subscription:
         self._news = asyncio.Event()
         self._handing: asyncio.Task[None] | None = None
         self._one_reads = asyncio.Lock()
+        self._failure: ClientError | None = None
+        """Error with which the server has ended a named reader."""
 
     @property
     def next_offset(self) -> int | None:
@@ -105,11 +107,13 @@ class Subscription:
     async def attached(self) -> int | None:
         """Wait until the server delivers this topic, and return the offset at which delivery began.
 
-        None over Wombat if the server's serials do not contain offsets: see `serial`.
+        None over Wombat if the server's serials do not contain offsets: see `serial`. A named reader waits
+        until this process is active, and raises ReaderRefusedError if the server refuses the reader.
         """
         while self._attached_at is None:
             if self.ended:
-                raise ClientError(f"the subscription of {self.topic!r} ended before it began")
+                text = f"the subscription of {self.topic!r} ended before it began"
+                raise self._failure or ClientError(text)
             await self._news.wait()
         return offset_of(self._attached_at)
 
