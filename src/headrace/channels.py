@@ -7,10 +7,10 @@ from headrace.client.channel.blocking import BlockingChannelPool as BlockingConn
 from headrace.client.channel.client import ChannelClient as Channel
 from headrace.client.channel.client import ChannelOptions, ChannelOptionsDict
 from headrace.client.channel.events import ChannelMessage as Message
+from headrace.client.channel.events import MissedMessages as Missed
 from headrace.client.channel.events import Snapshot
 from headrace.client.channel.pool import ChannelPool as Connection
 from headrace.client.connect import channel_client, channel_pool
-from headrace.wire.channel import MissedMessages as Missed
 
 __all__ = [
     "BlockingChannel",

@@ -421,10 +421,6 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             self._end(_error_of(event))
         # The link handles the other events; tasks that wait for them check the session.
 
-    def wake(self) -> None:
-        """Let all waiting tasks check their condition again."""
-        self._wake()
-
     def state_changed(self, state: ConnectionState, over: ClientError | None) -> None:
         """Tell a new state of the connection. `over` is the error that ended the connection for good."""
         if state is not ConnectionState.CONNECTED:

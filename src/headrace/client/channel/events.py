@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from headrace.session.channel.membership import LostMessages, ReceivedMessages, Restored
-from headrace.wire.channel import Delivered, MissedMessages, SnapshotBody
+from headrace.wire.channel import Delivered, SnapshotBody
+from headrace.wire.channel import MissedMessages as MissedMessages
 
 
 class Acknowledges(Protocol):

@@ -151,7 +151,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
                 if found is not None:
                     found.happened(event)
         for channel in list(self._channels.values()):
-            channel.wake()
+            channel._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
         over = self._over if state is ConnectionState.CLOSED else None

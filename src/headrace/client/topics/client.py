@@ -405,7 +405,7 @@ class Client(Lifecycle[Event]):
             subscription.stored(event.position.offset)
             tell(change("active"))
         elif isinstance(event, ReaderSure):
-            subscription.sure()
+            subscription._wake()  # `until_sure` asks the session
         elif isinstance(event, ReaderWaiting):
             tell(change("waiting"))
         elif isinstance(event, ReaderLost):

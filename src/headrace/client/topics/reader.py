@@ -132,10 +132,6 @@ class ReaderSubscription(Subscription):
             self._link.send_soon()
             await self._news.wait()
 
-    def sure(self) -> None:
-        """Called when the server has answered `make_sure`."""
-        self._wake()
-
     def doubt(self) -> None:
         """Called when the connection is lost: another process may receive the buffered messages."""
         self._turn_at = 0.0
