@@ -96,9 +96,6 @@ class Url(NamedTuple):
     port: int | None
     path: str
 
-    def __str__(self) -> str:
-        return self.text
-
 
 def parse_url(text: str, schemes: tuple[str, ...]) -> Url:
     """Return the parts of a URL; raise ConfigError unless it is `SCHEME://HOST[:PORT][/PATH]`."""
@@ -125,9 +122,9 @@ def _topics_client(url: Url, options: Options) -> Client:
 
 def _figg_client(url: Url, options: Options) -> Client:
     if url.path not in ("", "/"):
-        raise ConfigError(f"{url} has more than a host and a port")
+        raise ConfigError(f"{url.text} has more than a host and a port")
     if options.ssl is not None:
-        raise ConfigError(f"{url} is not encrypted: `ssl` is for wombats://")
+        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for wombats://")
     if options.resend_s is not None:
         raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
     session = FiggClientSession(**options.for_session())
@@ -175,7 +172,7 @@ def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int
 
     is_encrypted = url.scheme.endswith("s")
     if options.ssl is not None and not is_encrypted:
-        raise ConfigError(f"{url} is not encrypted: `ssl` is for {url.scheme}s://")
+        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for {url.scheme}s://")
     port = url.port or (TLS_PORT if is_encrypted else WEBSOCKET_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
     place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
@@ -192,5 +189,5 @@ def _name_in(url: Url, prefix: str, what: str, default: str = "") -> str:
             raise BadTopicNameError(f"the {what}'s name must follow the host")
         check_topic_name(prefix + name)
     except (UnicodeDecodeError, BadTopicNameError) as error:
-        raise ConfigError(f"{url} names no {what}: {error}") from None
+        raise ConfigError(f"{url.text} names no {what}: {error}") from None
     return name
