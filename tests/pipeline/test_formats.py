@@ -127,7 +127,7 @@ def test_all_jobs_read_it(server, tmp_path, kind, by_topic):
     assert counted.messages >= 30
     into = tmp_path / "states"
     assert aggregate(made.path, into, reducer="count", runner=RUNNER).topics == 2
-    got = [payload for some in open_lake(made.path).read("b", 0) for _, payload in some]
+    got = [payload for some in open_lake(made.path)("b", 0) for _, payload in some]
     assert got == made.payloads["b"]
     found = audit(made.path, runner=RUNNER)
     assert (found.lost, [topic.records for topic in found.topics]) == (False, [15, 15])

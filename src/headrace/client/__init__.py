@@ -47,14 +47,8 @@ __all__ = [
 
 def __getattr__(name: str) -> object:
     # Imported on first use: most clients do not need SQLite.
-    modules = {
-        "LogEvent": "store",
-        "LogEvents": "client",
-        "LoguxClient": "client",
-        "LoguxOptions": "options",
-    }
-    if name in modules:
-        from importlib import import_module
+    if name in ("LogEvent", "LogEvents", "LoguxClient", "LoguxOptions"):
+        from headrace.client.logux import client
 
-        return getattr(import_module(f"headrace.client.logux.{modules[name]}"), name)
+        return getattr(client, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future
-from types import TracebackType
+from contextlib import suppress
 from typing import Any, Generic, Self, TypeVar
 
 from headrace.client.lifecycle import Lifecycle
@@ -27,10 +27,7 @@ class Blocking(Generic[C]):
     """Text of that error: what to call instead."""
 
     def __init__(self, client: C, shared: "ClientThread | None" = None) -> None:
-        """Enter the client in a new thread, or use `shared`, in which the client is already entered.
-
-        A shared thread keeps running when the client is closed.
-        """
+        """Enter the client in a new thread, or use `shared`, where it is entered and which outlives it."""
         self._client = client
         self._is_shared = shared is not None
         self._thread = shared or ClientThread(client, self._advice)
@@ -56,31 +53,20 @@ class Blocking(Generic[C]):
         return self._client.last_error
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
-
-        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
-        nor raises.
-        """
+        """Wait up to `flush_s` for the server to have everything, then end: see the asynchronous `close`."""
         self._close(lambda: self._client.close(flush_s))
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._close(lambda: self._client.__aexit__(kind, error, traceback))
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._close(lambda: self._client.__aexit__(kind, error, trace))
 
     def _close(self, close: Callable[[], Coroutine[Any, Any, None]]) -> None:
         self._thread.check()
         try:
-            if not self._thread.is_closed:
+            with suppress(ClientClosedError):  # closed by another thread
                 self._thread.call(close)
-        except ClientClosedError:
-            pass  # closed by another thread
         finally:
             self._end_thread()
 
@@ -94,10 +80,12 @@ class ClientThread:
 
     def __init__(self, client: Lifecycle[Any], advice: str) -> None:
         """Prepare the thread. `advice` is the error for methods that would make it wait for itself."""
+        import uvloop  # on first use: asynchronous clients do not need it
+
         self.lock = threading.Condition()
         """Guards `is_closed` and all that the blocking client shares with the thread; notified at changes."""
         self.is_closed = False
-        self.loop = new_event_loop()
+        self.loop = uvloop.new_event_loop()
         self._client = client
         self._advice = advice
         self._stop = asyncio.Event()
@@ -185,11 +173,3 @@ class ClientThread:
         self._entered.set_result(None)
         await self._stop.wait()
         await self._client.close(flush_s=0)
-
-
-def new_event_loop() -> asyncio.AbstractEventLoop:
-    try:
-        import uvloop
-    except ImportError:  # not available on every system; asyncio's loop is slower but equivalent
-        return asyncio.new_event_loop()
-    return uvloop.new_event_loop()

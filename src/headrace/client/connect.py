@@ -5,6 +5,7 @@ else, and most clients need neither SQLite nor the codec of Logux.
 """
 
 import os
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack, overload
 from urllib.parse import quote, unquote, urlsplit
 
@@ -95,9 +96,6 @@ class Url(NamedTuple):
     port: int | None
     path: str
 
-    def __str__(self) -> str:
-        return self.text
-
 
 def parse_url(text: str, schemes: tuple[str, ...]) -> Url:
     """Return the parts of a URL; raise ConfigError unless it is `SCHEME://HOST[:PORT][/PATH]`."""
@@ -124,20 +122,14 @@ def _topics_client(url: Url, options: Options) -> Client:
 
 def _figg_client(url: Url, options: Options) -> Client:
     if url.path not in ("", "/"):
-        raise ConfigError(f"{url} has more than a host and a port")
+        raise ConfigError(f"{url.text} has more than a host and a port")
     if options.ssl is not None:
-        raise ConfigError(f"{url} is not encrypted: `ssl` is for wombats://")
+        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for wombats://")
     if options.resend_s is not None:
         raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
     session = FiggClientSession(**options.for_session())
     port = url.port or FIGG_PORT
-    return Client(
-        url.text,
-        session,
-        lambda owner: TcpConnection(owner, url.host, port),
-        options,
-        options.backoff or exponential(),
-    )
+    return Client(url.text, session, lambda link: TcpConnection(link, url.host, port), options)
 
 
 def _wombat_client(url: Url, options: Options) -> Client:
@@ -151,7 +143,8 @@ def _wombat_client(url: Url, options: Options) -> Client:
             "ping_interval_s=None is for figg://: a Wombat server hangs up on clients without pings"
         )
     session = WombatClientSession(**options.for_session())
-    return Client(url.text, session, dial, options, options.backoff or exponential(jitter=0.0))
+    options = replace(options, backoff=options.backoff or exponential(jitter=0.0))
+    return Client(url.text, session, dial, options)
 
 
 def _logux_client(url: Url, options: dict[str, Any]) -> "LoguxClient":
@@ -179,17 +172,12 @@ def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int
 
     is_encrypted = url.scheme.endswith("s")
     if options.ssl is not None and not is_encrypted:
-        raise ConfigError(f"{url} is not encrypted: `ssl` is for {url.scheme}s://")
+        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for {url.scheme}s://")
     port = url.port or (TLS_PORT if is_encrypted else WEBSOCKET_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
     place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
-    return lambda owner: WebSocketTransport(
-        owner,
-        url.host,
-        port,
-        url=place,
-        ssl=options.ssl,
-        message_bytes_max=message_bytes_max,
+    return lambda link: WebSocketTransport(
+        link, url.host, port, url=place, ssl=options.ssl, message_bytes_max=message_bytes_max
     )
 
 
@@ -201,5 +189,5 @@ def _name_in(url: Url, prefix: str, what: str, default: str = "") -> str:
             raise BadTopicNameError(f"the {what}'s name must follow the host")
         check_topic_name(prefix + name)
     except (UnicodeDecodeError, BadTopicNameError) as error:
-        raise ConfigError(f"{url} names no {what}: {error}") from None
+        raise ConfigError(f"{url.text} names no {what}: {error}") from None
     return name

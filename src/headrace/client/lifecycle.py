@@ -7,10 +7,9 @@ Connections, retries and pings are the business of `link.py` and of the session.
 
 import asyncio
 from collections.abc import Callable, Generator, Iterable
-from types import TracebackType
-from typing import Any, Generic, Literal, Self
+from typing import Any, Generic, Literal, Self, TypeVar
 
-from headrace.client.link import Backoff, Link, LinkOptions, exponential
+from headrace.client.link import Link, LinkOptions
 from headrace.client.transport import MakeConnection
 from headrace.errors import (
     ClientClosedError,
@@ -22,35 +21,11 @@ from headrace.errors import (
 from headrace.printing import described
 from headrace.session.client import ConnectionState, E, LinkedSession
 
-
-class Handlers:
-    """The functions to call for each kind of event."""
-
-    def __init__(self, *names: str) -> None:
-        self._handlers: dict[str, list[Callable[[Any], object]]] = {name: [] for name in names}
-
-    def add(self, name: str, handler: Callable[[Any], object]) -> Callable[[], None]:
-        """Add a handler; return a function that removes it."""
-        if name not in self._handlers:
-            raise ValueError(f"there is no event {name!r}, only {', '.join(self._handlers)}")
-        handlers = self._handlers[name]
-        handlers.append(handler)
-
-        def remove() -> None:
-            if handler in handlers:
-                handlers.remove(handler)
-
-        return remove
-
-    def tell(self, name: str, event: object) -> None:
-        """Call the handlers at once, so that they learn of a gap before the messages after it are taken."""
-        for handler in tuple(self._handlers[name]):
-            try:
-                handler(event)
-            except Exception as error:  # of the handler, and not of the connection
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"a handler of {name!r} events failed", "exception": error}
-                )
+T = TypeVar("T")
+EventHandler = Callable[[T], object]
+"""Function that is called with every event of a kind; its result is ignored."""
+Remove = Callable[[], None]
+"""Function that removes a handler."""
 
 
 class Lifecycle(Generic[E]):
@@ -63,7 +38,9 @@ class Lifecycle(Generic[E]):
         """Prepare the client. `events` are the kinds of events besides `state` that it has handlers for."""
         self.url = url
         self.options = options
-        self._handlers = Handlers("state", *events)
+        self._handlers: dict[str, list[EventHandler[Any]]] = {
+            name: [] for name in ("state", *events)
+        }
         self._link: Link[E] | None = None
         self._is_closed = False
         """True once `close` was called and has waited as long as it may."""
@@ -90,11 +67,9 @@ class Lifecycle(Generic[E]):
         """Reason why the last connection or attempt ended; empty while connected."""
         return self._link.last_error if self._link is not None else ""
 
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]:
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove:
         """Call `handler` with the state at every change; return a function that removes the handler."""
-        return self._handlers.add(event, handler)
+        return self._add_handler(event, handler)
 
     async def connected(self) -> None:
         """Wait until there is a connection; raise RefusedError if there will be none."""
@@ -113,7 +88,7 @@ class Lifecycle(Generic[E]):
         finally:
             self._is_closed = True
             self._end(ClientClosedError(f"the {self._noun} is closed"))
-            await self._stop(flush_s)
+            await self._stop(abort=flush_s == 0)
 
     async def __aenter__(self) -> Self:
         if self._over is not None:
@@ -127,12 +102,7 @@ class Lifecycle(Generic[E]):
             raise
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         # Waiting would delay the error that is being raised, and a second error would hide it.
         await self.close(flush_s=None if error is None else 0)
 
@@ -148,10 +118,6 @@ class Lifecycle(Generic[E]):
     async def _flush(self, flush_s: float) -> None:
         """Wait up to `flush_s` until the server has everything; raise UnacknowledgedError if it has not."""
 
-    def _is_abort(self, flush_s: float) -> bool:
-        """Return True if closing drops the bytes that are not sent yet."""
-        return flush_s == 0
-
     def _fail_pending(self, error: ClientError) -> None:
         """Fail all calls that wait for the server, because the client has ended."""
 
@@ -162,14 +128,12 @@ class Lifecycle(Generic[E]):
         session: LinkedSession[E],
         make_connection: MakeConnection,
         handle: Callable[[list[E]], None],
-        backoff: Backoff | None = None,
     ) -> Link[E]:
         """Connect the session, and keep it connected until the client ends."""
         self._link = Link(
             session,
             make_connection,
-            backoff=backoff or self.options.backoff or exponential(),
-            attempt_timeout_s=self.options.attempt_timeout_s,
+            self.options,
             handle=handle,
             changed=self._state_changed,
             failed=self._failed,
@@ -205,11 +169,11 @@ class Lifecycle(Generic[E]):
             self._fail_pending(error)
             self._wake()
 
-    async def _stop(self, flush_s: float) -> None:
-        """Disconnect for good."""
+    async def _stop(self, abort: bool) -> None:
+        """Disconnect for good. With `abort`, bytes that are not sent yet are dropped."""
         link = self._link
         if link is not None:
-            await link.stop(abort=self._is_abort(flush_s))
+            await link.stop(abort)
             if link.session.state is not ConnectionState.CLOSED:
                 link.session.close()
                 self._state_changed(ConnectionState.CLOSED)
@@ -231,11 +195,31 @@ class Lifecycle(Generic[E]):
                 f"{self._absence()} within {timeout_s:g} s: {reason}"
             ) from None
 
+    def _add_handler(self, name: str, handler: EventHandler[Any]) -> Remove:
+        if name not in self._handlers:
+            raise ValueError(f"there is no event {name!r}, only {', '.join(self._handlers)}")
+        handlers = self._handlers[name]
+        handlers.append(handler)
+
+        def remove() -> None:
+            if handler in handlers:
+                handlers.remove(handler)
+
+        return remove
+
+    def _tell(self, name: str, event: object) -> None:
+        """Call the handlers at once, so that they learn of a gap before the messages after it are taken."""
+        for handler in tuple(self._handlers[name]):
+            try:
+                handler(event)
+            except Exception as error:  # of the handler, and not of the connection
+                report(f"a handler of {name!r} events failed", error)
+
     # Reports of the link
 
     def _state_changed(self, state: ConnectionState) -> None:
         self._wake()
-        self._handlers.tell("state", state)
+        self._tell("state", state)
 
     def _failed(self, error: BaseException) -> None:
         """Called when the link has failed because of an internal error."""
@@ -245,6 +229,11 @@ class Lifecycle(Generic[E]):
         if self._link is not None:
             self._link.session.close()
         self._state_changed(ConnectionState.CLOSED)
+
+
+def report(message: str, error: BaseException) -> None:
+    """Report an error of the application's code to the event loop."""
+    asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 def fail_quietly(futures: "Iterable[asyncio.Future[Any]]", error: Exception) -> None:

@@ -12,12 +12,7 @@ from ssl import SSLContext
 from time import monotonic
 from typing import Any, Generic, TypedDict
 
-from headrace.client.transport import (
-    CLOSED_BY_SERVER,
-    WRITE_BYTES_MAX,
-    MakeConnection,
-    Transport,
-)
+from headrace.client.transport import CLOSED_BY_SERVER, WRITE_BYTES_MAX, MakeConnection, Transport
 from headrace.errors import ConfigError
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
 
@@ -48,8 +43,8 @@ class LinkOptions:
     """The options of every client. Times are seconds."""
 
     connect_timeout_s: float | None = 10.0
-    """Seconds that entering the client waits for its first connection. None: it does not wait, and everything
-    is sent once a server is connected."""
+    """Seconds that entering the client waits for its first connection, or until its channel is joined. None:
+    it does not wait, and everything is sent later."""
 
     attempt_timeout_s: float = 5.0
     """Seconds that one attempt to connect may take."""
@@ -66,18 +61,17 @@ class LinkOptions:
     name and the system's authorities."""
 
     def __post_init__(self) -> None:
-        self._check_functions("backoff")
+        self._check_function("backoff")
         if self.ssl is not None and not isinstance(self.ssl, SSLContext):
             raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         self._check_numbers("attempt_timeout_s")
         self._check_numbers("connect_timeout_s", may_be_none=True)
         self._check_numbers("flush_timeout_s", may_be_zero=True)
 
-    def _check_functions(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and not callable(value):
-                raise ConfigError(f"{name} must be a function, not {value!r}")
+    def _check_function(self, name: str) -> None:
+        value = getattr(self, name)
+        if value is not None and not callable(value):
+            raise ConfigError(f"{name} must be a function, not {value!r}")
 
     def _check_numbers(
         self, *names: str, may_be_none: bool = False, may_be_zero: bool = False
@@ -129,9 +123,8 @@ class Link(Generic[E]):
         self,
         session: LinkedSession[E],
         make_connection: MakeConnection,
+        options: LinkOptions,
         *,
-        backoff: Backoff,
-        attempt_timeout_s: float,
         handle: Callable[[list[E]], None],
         changed: Callable[[ConnectionState], None],
         failed: Callable[[BaseException], None],
@@ -142,16 +135,16 @@ class Link(Generic[E]):
         """Reason why the last attempt or connection ended; empty while connected."""
         self.session = session
         self._make_connection = make_connection
-        self._backoff = backoff
-        self._attempt_timeout_s = attempt_timeout_s
+        self._backoff = options.backoff or exponential()
+        self._attempt_timeout_s = options.attempt_timeout_s
         self._handle = handle
         self._changed = changed
         self._failed = failed
         self._connection: Transport | None = None
-        self._reached = self._heard = self._left = False
-        """For this connection. `_reached`: the session is connected. `_heard`: the server has sent data.
-        `_left`: we have ended the connection."""
-        self._found_at = 0.0
+        self._reached_at: float | None = None
+        """Time since which the session is connected; None before."""
+        self._heard = self._left = False
+        """For this connection. `_heard`: the server has sent data. `_left`: we have ended the connection."""
         self._parting = ""
         """Reason why we are closing the connection; empty if we are not."""
         self._attempt = 0
@@ -162,10 +155,23 @@ class Link(Generic[E]):
         self._task.add_done_callback(self._ended)
 
     def send_soon(self) -> None:
-        """Send the session's pending frames, once for all calls in this step of the event loop."""
+        """Call `send`, once for all calls in this step of the event loop."""
         if not self._send_scheduled and self._connection is not None:
             self._send_scheduled = True
-            self.loop.call_soon(self._send)
+            self.loop.call_soon(self.send)
+
+    def send(self) -> None:
+        """Send the session's pending frames while the connection takes them."""
+        self._send_scheduled = False
+        connection = self._connection
+        if connection is None or connection.closing:
+            return
+        while not connection.writing_paused:
+            frames = self.session.data_to_send(WRITE_BYTES_MAX, monotonic())
+            if not frames:
+                break
+            connection.write(frames)
+        self._schedule_tick()
 
     def read(self, reading: bool) -> None:
         """Resume or pause reading. While reading is paused, TCP holds the peer back."""
@@ -177,18 +183,20 @@ class Link(Generic[E]):
 
     def take(self, events: list[E]) -> None:
         """Handle events that the session returned, and send its pending frames."""
-        if not self._reached and self.session.state is ConnectionState.CONNECTED:
-            self._found()
+        if self._reached_at is None and self.session.state is ConnectionState.CONNECTED:
+            self._reached_at = monotonic()
+            self.last_error = ""
+            self._changed(self.session.state)
         if events:
             self._handle(events)
             self._end(events[-1])
-        self._send()
+        self.send()
 
     async def stop(self, abort: bool) -> None:
         """End for good. Without `abort`, pending bytes are sent first."""
         connection = self._connection
         if not abort:
-            self._send()  # for example the position that a reader has handled
+            self.send()  # for example the position that a reader has handled
         self._task.cancel()
         await asyncio.wait([self._task])
         if connection is not None and not connection.lost.done():
@@ -203,7 +211,8 @@ class Link(Generic[E]):
         while True:
             self.session.connecting()
             self._changed(self.session.state)
-            self._reached = self._heard = self._left = False
+            self._reached_at = None
+            self._heard = self._left = False
             self.last_error = await self._connect_once()
             if self.session.state in (ConnectionState.CONNECTING, ConnectionState.CONNECTED):
                 self._disconnected()
@@ -222,15 +231,12 @@ class Link(Generic[E]):
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.dial()
-        except OSError as error:
+        except BaseException as error:
             connection.drop()
-            if str(error):
-                return str(error)
-            timed_out = isinstance(error, TimeoutError)
-            return f"no answer within {timeout_s:g} s" if timed_out else CLOSED_BY_SERVER
-        except BaseException:
-            connection.drop()
-            raise
+            if not isinstance(error, OSError):
+                raise
+            silence = f"no answer within {timeout_s:g} s"
+            return str(error) or (silence if isinstance(error, TimeoutError) else CLOSED_BY_SERVER)
         reason = await asyncio.shield(connection.lost)
         return self._parting or reason
 
@@ -240,27 +246,15 @@ class Link(Generic[E]):
         The backoff continues if the server was not reached. It also continues if a connection of at most
         `WELL_S` was ended by us, or ended before the server sent anything.
         """
-        if not self._reached:
+        if self._reached_at is None:
             return False
-        return (self._heard and not self._left) or monotonic() - self._found_at > WELL_S
+        return (self._heard and not self._left) or monotonic() - self._reached_at > WELL_S
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
             if self._connection is not None:
                 self._connection.drop()
             self._failed(error)
-
-    def _send(self) -> None:
-        self._send_scheduled = False
-        connection = self._connection
-        if connection is None or connection.closing:
-            return
-        while not connection.writing_paused:
-            frames = self.session.data_to_send(WRITE_BYTES_MAX, monotonic())
-            if not frames:
-                break
-            connection.write(frames)
-        self._schedule_tick()
 
     def _tick(self) -> None:
         self._timer = None
@@ -290,7 +284,7 @@ class Link(Generic[E]):
         elif isinstance(last, Finished):
             self._left = True
             self._parting = last.reason
-            self._send()
+            self.send()
             connection.close()
             timer = self.loop.call_later(CLOSE_TIMEOUT_S, connection.drop)
             connection.lost.add_done_callback(lambda _: timer.cancel())
@@ -308,9 +302,6 @@ class Link(Generic[E]):
         self._heard = True
         self.take(self.session.receive_data(chunks, monotonic()))
 
-    def writable(self) -> None:
-        self._send()
-
     def closed(self, reason: str) -> None:
         connection, self._connection = self._connection, None
         if connection is not None and connection.was_hung_up:
@@ -321,12 +312,6 @@ class Link(Generic[E]):
             self._timer.cancel()
             self._timer = None
         self._disconnected()
-
-    def _found(self) -> None:
-        self._reached = True
-        self._found_at = monotonic()
-        self.last_error = ""
-        self._changed(self.session.state)
 
     def _disconnected(self) -> None:
         self.session.disconnected()

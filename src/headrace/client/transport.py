@@ -1,17 +1,20 @@
 """One connection to a server, from the attempt to its end: over TCP, and the base for WebSocket.
 
-A connection makes no decisions: it passes received data to its owner (`client/link.py`) and sends the
-owner's frames.
+A connection makes no decisions: it passes received data to its link (`client/link.py`) and sends the link's
+frames.
 """
 
 import asyncio
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
 
 from headrace.printing import unreachable
+
+if TYPE_CHECKING:
+    from headrace.client.link import Link
 
 WRITE_BYTES_MAX = 256 * 1024
 """Bytes handed to the transport at once. A ping can overtake frames that are still in the session."""
@@ -23,22 +26,6 @@ _UNSENT_BYTES_MAX = 128 * 1024
 """Unsent bytes that the kernel may hold: a ping must not wait behind a full socket buffer."""
 
 
-class Owner(Protocol):
-    """The object that a connection reports to."""
-
-    def opened(self, connection: "Transport") -> None:
-        """Called when the connection is established and can be written to."""
-
-    def received(self, chunks: Sequence[bytes]) -> None:
-        """Called with the data of one read."""
-
-    def writable(self) -> None:
-        """Called when writing is no longer paused."""
-
-    def closed(self, reason: str) -> None:
-        """Called when the connection has ended. Nothing is reported after it."""
-
-
 class Transport(ABC):
     """A connection that reports `opened` when it is established and later, once, `closed`.
 
@@ -47,8 +34,8 @@ class Transport(ABC):
 
     transport: asyncio.Transport
 
-    def __init__(self, owner: Owner) -> None:
-        self._owner = owner
+    def __init__(self, link: "Link[Any]") -> None:
+        self._link = link
         self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self.writing_paused = False
         self.was_hung_up = False
@@ -76,10 +63,10 @@ class Transport(ABC):
     def drop(self, reason: str = "") -> None:
         """Close at once, without sending buffered bytes."""
         self._dropped = True
-        if self._open:
-            self._leave(reason)
+        was_open = self._open
+        self._lost(reason)
+        if was_open:
             self.transport.abort()
-        self._settle(reason)
 
     def read(self, reading: bool) -> None:
         if reading:
@@ -93,7 +80,7 @@ class Transport(ABC):
     def resume_writing(self) -> None:
         self.writing_paused = False
         if self._open:
-            self._owner.writable()
+            self._link.send()
 
     def _opened(self, transport: asyncio.Transport) -> None:
         self.transport = transport
@@ -102,30 +89,24 @@ class Transport(ABC):
             return
         transport.set_write_buffer_limits(high=WRITE_BYTES_MAX // 4)
         self._open = True
-        self._owner.opened(self)
+        self._link.opened(self)
 
     def _lost(self, reason: str) -> None:
-        self._leave(reason)
-        self._settle(reason)
-
-    def _settle(self, reason: str) -> None:
+        if self._open:
+            self._open = False
+            self._link.closed(reason)
         if not self.lost.done():
             self.lost.set_result(reason)
 
-    def _leave(self, reason: str) -> None:
-        if self._open:
-            self._open = False
-            self._owner.closed(reason)
 
-
-MakeConnection = Callable[[Owner], Transport]
+MakeConnection = Callable[["Link[Any]"], Transport]
 
 
 class TcpConnection(Transport, asyncio.Protocol):
     """A connection over plain TCP, for protocols that frame their own messages."""
 
-    def __init__(self, owner: Owner, host: str, port: int) -> None:
-        super().__init__(owner)
+    def __init__(self, link: "Link[Any]", host: str, port: int) -> None:
+        super().__init__(link)
         self._host = host
         self._port = port
 
@@ -146,7 +127,7 @@ class TcpConnection(Transport, asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._open:
-            self._owner.received((data,))
+            self._link.received((data,))
 
     def eof_received(self) -> None:
         self.was_hung_up = True  # asyncio closes the transport after this
@@ -179,20 +160,16 @@ async def open_socket(host: str, port: int) -> socket.socket:
 
 async def _connect(sock: socket.socket, address: tuple[object, ...]) -> socket.socket:
     try:
-        _set_options(sock)
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        # Some systems lack these options. There, only pings detect a dead peer.
+        if hasattr(socket, "TCP_KEEPIDLE"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
+        if hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)
         await asyncio.get_running_loop().sock_connect(sock, address)
     except BaseException:
         sock.close()
         raise
     return sock
-
-
-def _set_options(sock: socket.socket) -> None:
-    sock.setblocking(False)
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    # Some systems lack these options. There, only pings detect a dead peer.
-    if hasattr(socket, "TCP_KEEPIDLE"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEPALIVE_IDLE_S)
-    if hasattr(socket, "TCP_NOTSENT_LOWAT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES_MAX)

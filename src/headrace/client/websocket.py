@@ -10,9 +10,9 @@ import os
 import socket
 from contextlib import suppress
 from ssl import SSLContext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from headrace.client.transport import CLOSED_BY_SERVER, Owner, Transport, open_socket
+from headrace.client.transport import CLOSED_BY_SERVER, Transport, open_socket
 from headrace.picows_adapter import (
     WSCloseCode,
     WSError,
@@ -25,6 +25,9 @@ from headrace.picows_adapter import (
 )
 from headrace.printing import described
 from headrace.wire.websocket import KEY_BYTES, masked_frames
+
+if TYPE_CHECKING:
+    from headrace.client.link import Link
 
 SMALL_BYTES_MAX = 512
 """Up to this many bytes, masking a message in Python is cheaper than a system call for it."""
@@ -45,7 +48,7 @@ class WebSocketTransport(Transport, WSListener):
 
     def __init__(
         self,
-        owner: Owner,
+        link: "Link[Any]",
         host: str,
         port: int,
         *,
@@ -54,7 +57,7 @@ class WebSocketTransport(Transport, WSListener):
         message_bytes_max: int,
     ) -> None:
         """Prepare to connect. The handshake names `url`; `wss` without `ssl` uses the default TLS context."""
-        super().__init__(owner)
+        super().__init__(link)
         self._host = host
         self._port = port
         self._url = url
@@ -171,7 +174,7 @@ class WebSocketTransport(Transport, WSListener):
             return
         self._messages = []
         try:
-            self._owner.received(messages)
+            self._link.received(messages)
         except Exception as error:
             # Internal error: report it as asyncio does. picows would only log it.
             context = {"message": "receiving failed", "exception": error, "protocol": self}

@@ -2,6 +2,8 @@
 
 import re
 import sys
+from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 import msgspec
@@ -62,27 +64,23 @@ def has_huge_integers(data: bytes, value: Any) -> bool:
     """Return True if this JSON has an integer that no other encoding can hold, not even as a float."""
     if len(data) < 300 or _MANY_DIGITS.search(data) is None:
         return False
-    level = [value]
-    while level:
-        if any(type(one) is int and abs(one) > _FLOAT_MAX for one in level):
-            return True
-        level = _inside(level)
-    return False
+    return any(
+        type(one) is int and abs(one) > _FLOAT_MAX for level in _levels(value) for one in level
+    )
 
 
 def _is_deeper(value: Any, depth: int) -> bool:
+    return next(islice(_levels(value), depth + 1, None), None) is not None
+
+
+def _levels(value: Any) -> Iterator[list[Any]]:
+    """Iterate over the depths of a value; each has a list of what lies there."""
     level = [value]
-    for _ in range(depth + 1):
-        level = _inside(level)
-        if not level:
-            return False
-    return True
-
-
-def _inside(level: list[Any]) -> list[Any]:
-    inner = (
-        one.values() if isinstance(one, dict) else one
-        for one in level
-        if isinstance(one, dict | list)
-    )
-    return [one for values in inner for one in values]
+    while level:
+        yield level
+        inner = (
+            one.values() if isinstance(one, dict) else one
+            for one in level
+            if isinstance(one, dict | list)
+        )
+        level = [one for values in inner for one in values]

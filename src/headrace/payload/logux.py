@@ -136,9 +136,8 @@ def created_of(envelope: Envelope) -> Created:
 
 
 def created_of_id(text: str) -> Created:
-    parts = text.split(" ")
     try:
-        ms, node, number = parts
+        ms, node, number = text.split(" ")
         return [_number(ms), node, _number(number)]
     except ValueError:
         raise BadEnvelopeError(

@@ -8,7 +8,7 @@ message however the messages are divided.
 import importlib
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from msgspec import UNSET, Raw, UnsetType
@@ -32,9 +32,9 @@ class UnknownReducerError(HeadraceError, ValueError):
     """The caller named a reducer that does not exist: use a built-in one, or `module:function`."""
 
 
-class Reducer(Protocol):
+class Reducer:
     name: str
-    is_uploaded: bool
+    is_uploaded = False
     """True if a processor uploads the state. Then the server folds nothing."""
 
     def check(self, content: Content) -> None:
@@ -42,16 +42,16 @@ class Reducer(Protocol):
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
         """Return the state after these messages; None without any message yet. Raises `CannotFoldError`."""
+        raise NotImplementedError
 
 
 def reducer(name: str, load: Callable[[str], Function] | None = None) -> Reducer:
     """Return the reducer with this name. If the name is `module:function`, `load` finds the function."""
     if ":" in name:
         return _Calling(name, (load or _load)(name))
-    for one in _BUILT_IN:
-        if one.name == name:
-            return one
-    names = ", ".join(one.name for one in _BUILT_IN)
+    if name in _BUILT_IN:
+        return _BUILT_IN[name]
+    names = ", ".join(_BUILT_IN)
     raise UnknownReducerError(f"there is no reducer {name!r}: use {names} or module:function")
 
 
@@ -69,14 +69,7 @@ def _load(name: str) -> Function:
 # Reducers that take any message
 
 
-class _BuiltIn:
-    is_uploaded = False
-
-    def check(self, content: Content) -> None:
-        pass
-
-
-class _Last(_BuiltIn):
+class _Last(Reducer):
     name = "last"
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
@@ -84,7 +77,7 @@ class _Last(_BuiltIn):
         return last[0].content if last else state
 
 
-class _Count(_BuiltIn):
+class _Count(Reducer):
     name = "count"
 
     def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
@@ -93,7 +86,7 @@ class _Count(_BuiltIn):
         return Content(b"%d" % counted[0][0], is_json=True) if counted else state
 
 
-class _Uploaded(_BuiltIn):
+class _Uploaded(Reducer):
     name = "uploaded"
     is_uploaded = True
 
@@ -101,10 +94,39 @@ class _Uploaded(_BuiltIn):
         raise CannotFoldError("the state of this channel is uploaded, not folded")
 
 
-# Reducers that take JSON only
+# Reducers that hold the state as a value while they fold
 
 
-class _Merge(_BuiltIn):
+class _Folding(Reducer):
+    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
+        value, apply = self._value(state), self._apply
+        number = 0
+        # `size` is at least the size of the value, as long as a message adds only bytes that it contains.
+        size = len(state.data) if state else 0
+        for processor, number, content in messages:
+            try:
+                value = apply(value, content)
+                size += len(content.data)
+                if size > STATE_BYTES_MAX:
+                    size = len(self._keep(value).data)
+            except CannotFoldError as error:
+                raise CannotFoldError(
+                    f"message {number} of {quoted(processor)} cannot be folded: {error}"
+                ) from error
+        return self._keep(value) if number else state
+
+    def _value(self, state: Content | None) -> Any:
+        raise NotImplementedError
+
+    def _apply(self, value: Any, content: Content) -> Any:
+        """Return the value after a message. Raises CannotFoldError."""
+        raise NotImplementedError
+
+    def _keep(self, value: Any) -> Content:
+        return _sized(Content(_encode(value), is_json=True))
+
+
+class _Merge(_Folding):
     """JSON merge patch (RFC 7386). The first patch is applied to nothing: its nulls are dropped too."""
 
     name = "merge"
@@ -112,9 +134,8 @@ class _Merge(_BuiltIn):
     def check(self, content: Content) -> None:
         _check_is_json("it", content)
 
-    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
-        value = _decoded("the state", state, _decode_tree) if state else None
-        return _folded(state, value, messages, self._apply, _keep)
+    def _value(self, state: Content | None) -> Any:
+        return _decoded("the state", state, _decode_tree) if state else None
 
     def _apply(self, value: Any, content: Content) -> Any:
         return _merged(value, _decoded("it", content, _decode_tree))
@@ -133,7 +154,7 @@ def _merged(target: Any, patch: Any) -> Any:
     return target
 
 
-class _Map(_BuiltIn):
+class _Map(_Folding):
     """Last value of each key. Keys are in the order of their first write since their last deletion."""
 
     name = "map"
@@ -141,9 +162,8 @@ class _Map(_BuiltIn):
     def check(self, content: Content) -> None:
         self._apply({}, content)
 
-    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
-        value = _decoded("the state", state, _decode_map) if state else {}
-        return _folded(state, value, messages, self._apply, _keep)
+    def _value(self, state: Content | None) -> Any:
+        return _decoded("the state", state, _decode_map) if state else {}
 
     def _apply(self, value: dict[str, Raw], content: Content) -> dict[str, Raw]:
         change = _decoded("it", content, _decode_change)
@@ -177,33 +197,6 @@ _decode_change = msgspec.json.Decoder(_Change).decode
 _decode_tree = msgspec.json.Decoder(float_hook=Raw).decode
 
 
-def _folded(
-    state: Content | None,
-    value: Any,
-    messages: Iterable[StoredMessage],
-    apply: Callable[[Any, Content], Any],
-    keep: Callable[[Any], Content],
-) -> Content | None:
-    number = 0
-    # `size` is at least the size of the value, as long as a message adds only bytes that it contains.
-    size = len(state.data) if state else 0
-    for processor, number, content in messages:
-        try:
-            value = apply(value, content)
-            size += len(content.data)
-            if size > STATE_BYTES_MAX:
-                size = len(keep(value).data)
-        except CannotFoldError as error:
-            raise CannotFoldError(
-                f"message {number} of {quoted(processor)} cannot be folded: {error}"
-            ) from error
-    return keep(value) if number else state
-
-
-def _keep(value: Any) -> Content:
-    return _sized(Content(_encode(value), is_json=True))
-
-
 def _sized(state: Content) -> Content:
     if len(state.data) > STATE_BYTES_MAX:
         raise CannotFoldError(
@@ -228,15 +221,13 @@ def _check_is_json(what: str, content: Content) -> None:
 # Functions of the application
 
 
-class _Calling:
+class _Calling(_Folding):
     """A function of the application. `function(state, message)` returns the next state.
 
     `function.check(message)` may refuse a message. `_keep` checks the returned state at the end of `fold`,
     and earlier only when state and messages together exceed `STATE_BYTES_MAX`. A check after every message
     would cost time in proportion to the size of the state.
     """
-
-    is_uploaded = False
 
     def __init__(self, name: str, function: Function) -> None:
         self.name = name
@@ -252,9 +243,8 @@ class _Calling:
         except Exception as error:
             raise CannotFoldError(f"{self.name} refuses it: {_told(error)}") from error
 
-    def fold(self, state: Content | None, messages: Iterable[StoredMessage]) -> Content | None:
-        value = _plain("the state", state) if state else None
-        return _folded(state, value, messages, self._apply, self._keep)
+    def _value(self, state: Content | None) -> Any:
+        return _plain("the state", state) if state else None
 
     def _apply(self, value: Any, content: Content) -> Any:
         message = _plain("it", content)
@@ -290,4 +280,4 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-_BUILT_IN: tuple[Reducer, ...] = (_Last(), _Merge(), _Map(), _Count(), _Uploaded())
+_BUILT_IN = {one.name: one for one in (_Last(), _Merge(), _Map(), _Count(), _Uploaded())}

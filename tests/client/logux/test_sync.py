@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headrace.client.logux.store import Job, LogEvent, LoguxStore
-from headrace.client.logux.sync import UNSTORED_EVENTS_MAX, LocalAdd, LoguxSync
+from headrace.client.logux.sync import UNSTORED_EVENTS_MAX, LoguxSync
 from headrace.errors import LocalStoreError
 from headrace.payload.logux import created_of, decode_envelope, key_of
 from headrace.session.client import Broken, ConnectionRefused, ConnectionState, Finished
@@ -148,7 +148,7 @@ class Client:
                 self.added.append(number)
 
         event = b'{"type":"n","n":%d}' % number
-        self.sync.add(LocalAdd(event, int(self.now * MS) + self.skew_ms, done))
+        self.sync.add(event, int(self.now * MS) + self.skew_ms, done)
 
     def work(self, jobs: int, *, failing: bool = False) -> None:
         """Let the store run up to `jobs` requested jobs together."""

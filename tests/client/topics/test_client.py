@@ -909,9 +909,11 @@ def test_every_option_is_a_keyword_argument_and_documented() -> None:
 
 def test_the_backoff_doubles_to_its_limit_with_jitter_only_on_figg() -> None:
     attempts = (0, 1, 2, 6, 7, 10_000)
-    exact = headrace.connect("wombat://h")._backoff
+    exact = headrace.connect("wombat://h").options.backoff
+    assert exact is not None
     assert [exact(attempt) for attempt in attempts] == pytest.approx(
         [0.1 * min(2**attempt, 100) for attempt in attempts]
     )
-    spread = [headrace.connect("figg://h")._backoff(3) for _ in range(100)]
+    assert headrace.connect("figg://h").options.backoff is None
+    spread = [headrace.client.exponential()(3) for _ in range(100)]
     assert 0.4 <= min(spread) < max(spread) <= 0.8

@@ -46,7 +46,7 @@ class Client:
         self, lake: Lake, asked: int, got: int, has_serials: bool = False
     ) -> Subscription:
         subscription = Subscription(self, "t", asked, 1 << 20)
-        gap = LakeGap(lake, "t", asked, got, has_serials=has_serials, tell=self.missed.append)
+        gap = LakeGap(lake.read, "t", asked, got, has_serials=has_serials, tell=self.missed.append)
         subscription.deliver_from_lake(gap)
         return subscription
 

@@ -4,14 +4,16 @@ Only one thread at a time may take messages. `restore` and handlers run in the c
 block it.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client.blocking import Blocking
 from headrace.client.channel.client import ChannelClient, JoinOptionsDict
 from headrace.client.channel.events import ChannelMessage, Snapshot
 from headrace.client.channel.pool import ChannelPool
+from headrace.client.lifecycle import EventHandler, Remove
 from headrace.errors import ClientClosedError
 from headrace.session.client import ConnectionState
 from headrace.wire.channel import MissedMessages
@@ -46,17 +48,11 @@ class BlockingChannel(Blocking[ChannelClient]):
         return self._client.unacknowledged
 
     def send(self, content: Any, timeout_s: float | None = None) -> int | None:
-        """Send a JSON value or bytes, wait until it is durable, and return the offset just past it.
-
-        After a TimeoutError the message may still be sent.
-        """
+        """Send a message, as `Channel.send` does. After a TimeoutError it may still be sent."""
         return self._thread.call(lambda: self._client.send(content), timeout_s)
 
     def send_nowait(self, content: Any) -> "Future[int | None]":
-        """Queue a message and return a future of its offset, which need not be waited for.
-
-        The future raises the error of an invalid message, and QueueFullError.
-        """
+        """Queue a message and return a future of its offset, and of the errors of `Channel.send_nowait`."""
 
         async def send() -> int | None:
             return await self._client.send_nowait(content)
@@ -73,14 +69,9 @@ class BlockingChannel(Blocking[ChannelClient]):
 
     def messages(self, timeout_s: float | None = None) -> Iterator[ChannelMessage]:
         """Iterate over messages until none arrives for `timeout_s`, or the channel is closed."""
-        while True:
-            try:
-                message = self.take(timeout_s)
-            except TimeoutError:
-                return
-            if message is None:
-                return
-            yield message
+        with suppress(TimeoutError):
+            while (message := self.take(timeout_s)) is not None:
+                yield message
 
     def take(self, timeout_s: float | None = None) -> ChannelMessage | None:
         """Return the next message, or None if the channel is closed; raise TimeoutError after `timeout_s`."""
@@ -109,14 +100,10 @@ class BlockingChannel(Blocking[ChannelClient]):
         self._thread.call(self._client.connected, timeout_s)
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["missed"], handler: EventHandler[MissedMessages]) -> Remove: ...
+    def on(self, event: Any, handler: EventHandler[Any]) -> Remove:
         """Call `handler`, in the channel's thread, with every event of a kind, as `Channel.on` does."""
         return self._client.on(event, handler)
 

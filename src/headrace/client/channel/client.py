@@ -7,12 +7,11 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import isawaitable
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Required, Self, TypedDict, overload
 
-from headrace.client.channel.events import ChannelMessage, Inbox, Snapshot
-from headrace.client.lifecycle import Lifecycle, fail_quietly, settle
-from headrace.client.link import Link, LinkOptions, LinkOptionsDict, check_json
+from headrace.client.channel.events import ChannelMessage, Inbox, Received, Snapshot
+from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly, settle
+from headrace.client.link import LinkOptions, LinkOptionsDict, check_json
 from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,
@@ -28,7 +27,6 @@ from headrace.errors import (
 from headrace.payload.channel import BadMessageError, check_processor
 from headrace.session.channel import client as channel_client
 from headrace.session.channel import membership
-from headrace.session.channel import membership as client_sends
 from headrace.session.channel.client import ChannelClientEvent
 from headrace.session.client import ConnectionRefused, ConnectionState
 from headrace.wire.channel import LEASE_S_MAX, LEASE_S_MIN, Delivered, MissedMessages, SnapshotBody
@@ -53,10 +51,6 @@ _NO_PROCESSOR = (
 @dataclass(frozen=True, kw_only=True)
 class ChannelOptions(LinkOptions):
     """The options of `join` and `join_blocking`. Times are seconds."""
-
-    connect_timeout_s: float | None = 10.0
-    """Seconds that entering the client waits until the channel is joined. None: it does not wait, and
-    messages are sent once it is."""
 
     processor: str | None = None
     """Name of this client. Required. It must be unique, and must always stay the same."""
@@ -85,11 +79,11 @@ class ChannelOptions(LinkOptions):
     poll_interval_s: float = channel_client.POLL_INTERVAL_S
     """Seconds between requests for messages, with `receive="poll"`."""
 
-    queue_max: int = client_sends.QUEUE_MAX
+    queue_max: int = membership.QUEUE_MAX
     """Largest number of messages that the server has not acknowledged. Beyond it, `send` waits and
     `send_nowait` raises QueueFullError."""
 
-    queue_bytes_max: int = client_sends.QUEUE_BYTES_MAX
+    queue_bytes_max: int = membership.QUEUE_BYTES_MAX
     """The same limit in bytes; the last message may exceed it."""
 
     ping_interval_s: float | None = None
@@ -110,7 +104,7 @@ class ChannelOptions(LinkOptions):
             raise ConfigError(f"receive must be push, signal or poll, not {self.receive!r}")
         if self.start_at not in ("cursor", "state"):
             raise ConfigError(f"start_at must be cursor or state, not {self.start_at!r}")
-        self._check_functions("restore")
+        self._check_function("restore")
         if not isinstance(self.auto_ack, bool):
             raise ConfigError(f"auto_ack must be True or False, not {self.auto_ack!r}")
         self._check_numbers(
@@ -123,23 +117,6 @@ class ChannelOptions(LinkOptions):
         check_json("token", self.token)
 
 
-class ChannelOptionsDict(LinkOptionsDict, total=False):
-    """The same options as keyword arguments."""
-
-    processor: Required[str]
-    token: Any
-    receive: Receive
-    start_at: StartAt
-    lease_s: float | None
-    restore: Restore | None
-    auto_ack: bool
-    poll_interval_s: float
-    queue_max: int
-    queue_bytes_max: int
-    ping_interval_s: float | None
-    pings_unanswered_max: int
-
-
 class JoinOptionsDict(TypedDict, total=False):
     """The options that each channel of a shared connection may set for itself."""
 
@@ -148,6 +125,18 @@ class JoinOptionsDict(TypedDict, total=False):
     lease_s: float | None
     restore: Restore | None
     auto_ack: bool
+
+
+class ChannelOptionsDict(LinkOptionsDict, JoinOptionsDict, total=False):
+    """The same options as keyword arguments."""
+
+    processor: Required[str]
+    token: Any
+    poll_interval_s: float
+    queue_max: int
+    queue_bytes_max: int
+    ping_interval_s: float | None
+    pings_unanswered_max: int
 
 
 class ChannelClient(Lifecycle[ChannelClientEvent]):
@@ -206,10 +195,10 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         while True:
             try:
                 sent = self.send_nowait(content)
-                break
             except QueueFullError:
                 await self.room()
-        return await sent
+            else:
+                return await sent
 
     def send_nowait(self, content: Any) -> "asyncio.Future[int | None]":
         """Queue a message and return a future of its offset, which need not be awaited.
@@ -266,8 +255,8 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
     async def snapshot(self) -> Snapshot | None:
         """Return the current state or the last upload; None if there is none."""
-        link = self._entered()
-        state: SnapshotBody | None = await self._answer(link, self._session.snapshot(self.name))
+        self._entered()
+        state: SnapshotBody | None = await self._answer(self._session.snapshot(self.name))
         return None if state is None else Snapshot.of(state)
 
     async def upload(self, state: Any, offset: int) -> int:
@@ -276,10 +265,10 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         Returns the offset of the upload that is kept. Raises ChannelRefusedError unless the channel has the
         reducer `uploaded`.
         """
-        link = self._entered()
+        self._entered()
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
             raise LocalProtocolError(f"an offset is a number from 0 on, not {offset!r}")
-        kept: int = await self._answer(link, self._session.upload(self.name, offset, state))
+        kept: int = await self._answer(self._session.upload(self.name, offset, state))
         return kept
 
     # Leaving and closing
@@ -305,30 +294,21 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         await self._wait(lambda: self._is_joined)
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[MissedMessages], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["missed"], handler: EventHandler[MissedMessages]) -> Remove: ...
+    def on(self, event: str, handler: EventHandler[Any]) -> Remove:
         """Call `handler` with every event of a kind; return a function that removes the handler.
 
         `state`: a ConnectionState, at every change. `missed`: a Missed, where messages are lost for this
         processor; `restored` is the snapshot that replaces them, if there is one.
         """
-        return self._handlers.add(event, handler)
+        return self._add_handler(event, handler)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if error is None and self.options.auto_ack:
             self._done_with_taken()
-        await super().__aexit__(kind, error, traceback)
+        await super().__aexit__(kind, error, trace)
 
     # The lifecycle
 
@@ -358,13 +338,13 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
 
-    async def _stop(self, flush_s: float) -> None:
-        await self._pool.remove(self, flush_s)
+    async def _stop(self, abort: bool) -> None:
+        await self._pool.remove(self, abort)
         if not self._is_gone:
             was_closed = self.state is ConnectionState.CLOSED
             self._is_gone = True
             if self._link is not None and not was_closed:
-                self._handlers.tell("state", ConnectionState.CLOSED)
+                self._tell("state", ConnectionState.CLOSED)
 
     def _fail_pending(self, error: ClientError) -> None:
         self._inbox.clear()
@@ -389,7 +369,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
                 await self._restore(first)
             elif first is not None:
                 self._inbox.take(first)
-                self._handlers.tell("missed", first.missed)
+                self._tell("missed", first.missed)
             else:
                 self._session.more(self.name)
                 link.send_soon()
@@ -402,7 +382,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             snapshot = self.restored = Snapshot.of(entry.snapshot, entry.missed)
         if entry.missed is not None and self._told is not entry:
             self._told = entry
-            self._handlers.tell("missed", entry.missed)
+            self._tell("missed", entry.missed)
         restore = self.options.restore
         if snapshot is not None and restore is not None:
             result = restore(snapshot)
@@ -410,7 +390,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
                 await result
         self._inbox.take(entry)
         self._taken = entry.offset
-        if restore is not None and self._over is None:
+        if restore is not None:
             self._done_with_taken()
 
     def _done_with_taken(self) -> None:
@@ -424,9 +404,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
     def happened(self, event: ChannelClientEvent) -> None:
         """Handle an event of the session. The caller wakes waiting tasks afterwards."""
-        if isinstance(
-            event, membership.ReceivedMessages | membership.Restored | membership.LostMessages
-        ):
+        if isinstance(event, Received):
             self._inbox.put(event)
         elif isinstance(event, membership.SendAccepted):
             settle(self._sends.pop(event.ticket, None), event.offset)
@@ -443,10 +421,6 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             self._end(_error_of(event))
         # The link handles the other events; tasks that wait for them check the session.
 
-    def wake(self) -> None:
-        """Let all waiting tasks check their condition again."""
-        self._wake()
-
     def state_changed(self, state: ConnectionState, over: ClientError | None) -> None:
         """Tell a new state of the connection. `over` is the error that ended the connection for good."""
         if state is not ConnectionState.CONNECTED:
@@ -455,9 +429,9 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             self._end(over)
         self._state_changed(state)
 
-    async def _answer(self, link: Link[ChannelClientEvent], ticket: int) -> Any:
-        answer: asyncio.Future[Any] = link.loop.create_future()
-        self._questions[ticket] = answer
+    async def _answer(self, ticket: int) -> Any:
+        link = self._entered()
+        answer = self._questions[ticket] = link.loop.create_future()
         link.send_soon()
         return await answer
 

@@ -5,9 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 from headrace.session.channel.membership import LostMessages, ReceivedMessages, Restored
-from headrace.wire.channel import Delivered, MissedMessages, SnapshotBody
-
-__all__ = ["ChannelMessage", "Inbox", "MissedMessages", "Snapshot"]
+from headrace.wire.channel import Delivered, SnapshotBody
+from headrace.wire.channel import MissedMessages as MissedMessages
 
 
 class Acknowledges(Protocol):
@@ -83,34 +82,28 @@ class Snapshot(_Held):
 
 
 Entry = Delivered | Restored | LostMessages
+Received = ReceivedMessages | Restored | LostMessages
 
 
-class Inbox:
+class Inbox(deque[Entry]):
     """Received entries that are not taken yet.
 
     The server's window limits their number: it sends no more until messages are acknowledged.
     """
 
-    def __init__(self) -> None:
-        self._entries: deque[Entry] = deque()
-
     @property
     def first(self) -> Entry | None:
-        return self._entries[0] if self._entries else None
+        return self[0] if self else None
 
-    def put(self, event: ReceivedMessages | Restored | LostMessages) -> None:
+    def put(self, event: Received) -> None:
         if isinstance(event, ReceivedMessages):
-            self._entries.extend(event.messages)
+            self.extend(event.messages)
         else:
             if isinstance(event, Restored):
-                # The restored state covers all earlier entries.
-                self._entries.clear()
-            self._entries.append(event)
+                self.clear()  # the restored state covers all earlier entries
+            self.append(event)
 
     def take(self, entry: Entry) -> None:
         """Remove the first entry if it is still `entry`; a restored state may have replaced it."""
-        if self._entries and self._entries[0] is entry:
-            self._entries.popleft()
-
-    def clear(self) -> None:
-        self._entries.clear()
+        if self.first is entry:
+            self.popleft()

@@ -7,8 +7,6 @@ import asyncio
 import secrets
 from collections.abc import Callable
 from dataclasses import replace
-from math import inf
-from types import TracebackType
 from typing import Any, Unpack
 
 from headrace.client.channel.client import ChannelClient, ChannelOptions, JoinOptionsDict
@@ -83,14 +81,9 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         """Close every channel, as `Channel.close` does, and then the connection."""
         await self._close(lambda channel: channel.close(flush_s), flush_s)
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         await self._close(
-            lambda channel: channel.__aexit__(kind, error, traceback), None if error is None else 0
+            lambda channel: channel.__aexit__(kind, error, trace), None if error is None else 0
         )
 
     async def _close(self, close: Callable[[ChannelClient], Any], flush_s: float | None) -> None:
@@ -101,7 +94,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
             ends = await asyncio.gather(*map(close, channels), return_exceptions=True)
         finally:
             # The channels have waited for their messages. Only `close(0)` and an error cut off the rest.
-            await self._stop(inf if flush_s is None else flush_s)
+            await self._stop(abort=flush_s == 0)
         failures = [end for end in ends if isinstance(end, BaseException)]
         for failure in failures:
             if not isinstance(failure, UnacknowledgedError):
@@ -125,10 +118,10 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         link.send_soon()
         return link
 
-    async def remove(self, channel: ChannelClient, flush_s: float) -> None:
+    async def remove(self, channel: ChannelClient, abort: bool) -> None:
         """Remove a channel from a shared connection; the processor stays a member. Else disconnect."""
         if not self._is_shared:
-            await self._stop(flush_s)
+            await self._stop(abort)
         elif self._channels.get(channel.name) is channel:
             del self._channels[channel.name]
             if not self._is_closed:  # else the server sees the end of the whole connection
@@ -158,7 +151,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
                 if found is not None:
                     found.happened(event)
         for channel in list(self._channels.values()):
-            channel.wake()
+            channel._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
         over = self._over if state is ConnectionState.CLOSED else None

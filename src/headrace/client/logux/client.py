@@ -11,19 +11,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from inspect import isawaitable
 from typing import Any, Self
 
 from headrace.client.lifecycle import Lifecycle, settle
-from headrace.client.link import Link, LinkOptions, LinkOptionsDict, check_json
-from headrace.client.logux.store import (
-    Facts,
-    LogEvent,
-    LoguxStore,
-    StoreThread,
-    is_in_memory,
-)
-from headrace.client.logux.sync import LocalAdd, LoguxSync
+from headrace.client.link import LinkOptions, LinkOptionsDict, check_json
+from headrace.client.logux.store import Facts, LogEvent, LoguxStore, StoreThread, is_in_memory
+from headrace.client.logux.sync import LoguxSync
 from headrace.client.transport import MakeConnection
 from headrace.errors import (
     BadEventError,
@@ -89,7 +84,7 @@ class LoguxOptions(LinkOptions):
             raise ConfigError(f"host must be a name, not {self.host!r}")
         if self.host is not None and len(self.host.encode(errors="replace")) > HOST_BYTES_MAX:
             raise ConfigError(f"host may have at most {HOST_BYTES_MAX} bytes")
-        self._check_functions("verify")
+        self._check_function("verify")
         self._check_numbers("ping_interval_s", "pings_unanswered_max")
         check_json("host", self.host)
         check_json("credentials", self.credentials)
@@ -112,7 +107,9 @@ _TIME = [-(10**15) - 0.5, "", 10**9]
 class LoguxClient(Lifecycle[LoguxEvent]):
     """A local log of events that is synchronised with a server's log while the two are connected.
 
-    Use `async with connect(url, store=path) as log`, or `log = await connect(...)` and `log.close()`.
+    Use `async with connect(url, store=path) as log`, or `log = await connect(...)` and `log.close()`. A file
+    keeps unsent events, so with a file closing does not wait while disconnected. A store in memory loses
+    them: UnacknowledgedError says how many.
     """
 
     options: LoguxOptions
@@ -153,7 +150,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         log = self._opened()
         added: asyncio.Future[LogEvent] = asyncio.get_running_loop().create_future()
         data = check_event(event, log.host)
-        log.sync.add(LocalAdd(data, int(time.time() * 1000), lambda result: settle(added, result)))
+        log.sync.add(data, int(time.time() * 1000), partial(settle, added))
         return (await added).created
 
     def events(self, after: int = 0) -> "LogEvents":
@@ -171,14 +168,6 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         until = sync.added
         await self._wait(lambda: sync.acknowledged >= until)
 
-    async def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
-
-        A file keeps unsent events, so with a file it does not wait while disconnected. A store in memory
-        loses them: UnacknowledgedError says how many. With 0 it neither waits nor raises.
-        """
-        await super().close(flush_s)
-
     async def page(self, behind: int) -> list[LogEvent]:
         """For iterators: wait for the next events after a number; return none if the client is closed."""
         try:
@@ -187,7 +176,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         except ClientClosedError:
             return []
         page: asyncio.Future[list[LogEvent]] = asyncio.get_running_loop().create_future()
-        log.ask(lambda store: store.read(behind), lambda result: settle(page, result))
+        log.ask(lambda store: store.read(behind), partial(settle, page))
         return await page
 
     def _opened(self) -> "OpenLog":
@@ -202,9 +191,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
             if self._open is None:
                 thread = StoreThread(LoguxStore(self.options.store))
                 facts = await thread.open(self.log, self.options.host)
-                log = OpenLog(facts, thread, self.options, self._wake, self._refused)
-                log.link = self._connect(log.session, self._make_connection, log.sync.handle)
-                self._open = log
+                self._open = OpenLog(self, facts, thread)
 
     async def _flush(self, flush_s: float) -> None:
         if self._over is not None:
@@ -222,10 +209,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         if in_memory and self.unacknowledged:
             raise UnacknowledgedError(self.unacknowledged)
 
-    def _is_abort(self, flush_s: float) -> bool:
-        return False
-
-    async def _stop(self, flush_s: float) -> None:
+    async def _stop(self, abort: bool) -> None:
         if self._open is not None:
             if self._closing is None:
                 self._closing = asyncio.get_running_loop().create_task(self._close(self._open))
@@ -233,44 +217,30 @@ class LoguxClient(Lifecycle[LoguxEvent]):
 
     async def _close(self, log: "OpenLog") -> None:
         log.stop_verifying()
-        await super()._stop(0)
-        await log.close()
-
-    def _refused(self, refusal: RefusedError) -> None:
-        self._refusal = refusal
-        self._wake()
+        await super()._stop(abort=False)
+        with suppress(LocalStoreError):  # only positions are lost; they are found again
+            await log.thread.close()
 
     def _state_changed(self, state: ConnectionState) -> None:
-        if self._open is not None and state in (
-            ConnectionState.DISCONNECTED,
-            ConnectionState.REFUSED,
-        ):
-            self._open.disconnected()
+        is_over = state in (ConnectionState.DISCONNECTED, ConnectionState.REFUSED)
+        if is_over and self._open is not None:
+            self._open.stop_verifying()
+            self._open.sync.disconnected()
         super()._state_changed(state)
 
 
 class OpenLog:
     """An open log: its store in a thread, its session, and `LoguxSync` between them. Implements `Shell`."""
 
-    link: Link[LoguxEvent]
-    """The client sets the link before anything else happens."""
-
-    def __init__(
-        self,
-        facts: Facts,
-        thread: StoreThread,
-        options: LoguxOptions,
-        changed: Callable[[], None],
-        refused: Callable[[RefusedError], None],
-    ) -> None:
-        """Prepare the first connection. `changed` and `refused` inform the client."""
+    def __init__(self, client: LoguxClient, facts: Facts, thread: StoreThread) -> None:
+        """Connect the log. The link must end before the thread does."""
         self.host = facts.host
-        self.changed = changed
+        self.thread = thread
         self.ask = thread.ask
-        self._thread = thread
-        self._refused = refused
-        self._verifier = options.verify
+        self.changed = client._wake
+        self._client = client
         self._verifying: asyncio.Task[None] | None = None
+        options = client.options
         self.session = LoguxClientSession(
             facts.host,
             options.credentials,
@@ -282,36 +252,23 @@ class OpenLog:
             pings_unanswered_max=options.pings_unanswered_max,
         )
         self.sync = LoguxSync(self.session, facts, self, _offset_ms)
-
-    def disconnected(self) -> None:
-        """Forget what belongs to the connection that has ended."""
-        self.stop_verifying()
-        self.sync.disconnected()
-
-    async def close(self) -> None:
-        """Close the store once all its jobs are done. The link must have ended."""
-        with suppress(LocalStoreError):  # only positions are lost; they are found again
-            await self._thread.close()
-
-    # Requests of `LoguxSync`
-
-    def take(self, events: list[LoguxEvent]) -> None:
-        self.link.take(events)
-
-    def read(self, reading: bool) -> None:
-        self.link.read(reading)
+        link = client._connect(self.session, client._make_connection, self.sync.handle)
+        self.take = link.take
+        self.read = link.read
 
     def refused(self, refusal: ConnectionRefused) -> None:
-        self._refused(RefusedError(refusal.kind, refusal.reason))
+        self._client._refusal = RefusedError(refusal.kind, refusal.reason)
+        self.changed()
 
     def verify(self, question: Verify) -> None:
-        self._verifying = self.link.loop.create_task(self._verify(question))
+        self._verifying = asyncio.create_task(self._verify(question))
 
     async def _verify(self, question: Verify) -> None:
         reason = None
         try:
-            assert self._verifier is not None
-            answer = self._verifier(question.host, question.credentials)
+            verifier = self._client.options.verify
+            assert verifier is not None
+            answer = verifier(question.host, question.credentials)
             if isawaitable(answer):
                 answer = await answer
             if not answer:

@@ -38,6 +38,7 @@ from headrace.payload.logux import Created, Event, Number, plain, stamp_of
 logger = logging.getLogger(__name__)
 
 _encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
 
 
 class Tick(NamedTuple):
@@ -82,11 +83,6 @@ def text_of(created: Created) -> str:
     return _encode([one if isinstance(one, str) else plain(one) for one in created]).decode()
 
 
-def created_of_text(text: str) -> Created:
-    created: Created = msgspec.json.decode(text)
-    return created
-
-
 MEMORY = ":memory:"
 
 _FORMAT = 1
@@ -105,7 +101,7 @@ class LogFile:
         self._connection: sqlite3.Connection | None = None
 
     def open(self) -> bool:
-        """Lock the file for this process; return True if it is new: then make the tables and call `made`."""
+        """Lock the file for this process; return True if it is new."""
         with self.plain_errors():
             file = MEMORY if self.path is None else self.path
             self._connection = sqlite3.connect(file, timeout=_LOCK_WAIT_S, isolation_level=None)
@@ -122,11 +118,6 @@ class LogFile:
             self.do("PRAGMA journal_mode = WAL")
             self.do("PRAGMA synchronous = FULL")
             return is_new
-
-    def made(self) -> None:
-        """Mark the file as a store, in the transaction that creates the tables."""
-        self.do(f"PRAGMA application_id = {_APPLICATION}")
-        self.do(f"PRAGMA user_version = {_FORMAT}")
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
@@ -191,8 +182,6 @@ CREATE INDEX own_events ON events (added) WHERE own = 1;
 """
 # `created` is by the local clock, `wire` by the server's. `wire` is NULL for an own event without a wire
 # time: it gets one before it is first sent.
-
-_decode = msgspec.json.Decoder().decode
 
 
 class LogEvent(NamedTuple):
@@ -356,27 +345,26 @@ class LoguxStore:
             start,
             SYNC_EVENTS_MAX + 1,
         )
-        found, size = [], 0
+        found: list[Any] = []
+        size, rest = 0, None
         for row in rows:
-            found.append(row)
-            if len(found) > SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
+            if len(found) == SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
+                rest = row[0]
                 rows.close()
                 break
+            found.append(row)
             size += len(row[1])
         events: list[tuple[int, Event, Created]] = []
-        size = 0
         for added, event, created, known in found:
-            if len(events) == SYNC_EVENTS_MAX or size >= SYNC_BYTES_MAX:
-                return Unsent(events, added)
-            size += len(event)
             wire = known
-            if known is None:
-                wire = self._wire(created_of_text(created), difference_ms)
+            if wire is None:
+                wire = self._wire(_decode(created), difference_ms)
                 self._file.do("UPDATE events SET wire = ? WHERE added = ?", wire, added)
                 self._written = True
-            events.append((added, _decode(event), created_of_text(wire)))
-        self._unstamped = False
-        return Unsent(events, None)
+            events.append((added, _decode(event), _decode(wire)))
+        if rest is None:
+            self._unstamped = False
+        return Unsent(events, rest)
 
     def read(self, behind: int) -> list[LogEvent]:
         """Return the next events after a number."""
@@ -388,7 +376,7 @@ class LoguxStore:
         events: list[LogEvent] = []
         size = 0
         for event, created, added in rows:
-            events.append(LogEvent(_decode(event), created_of_text(created), added))
+            events.append(LogEvent(_decode(event), _decode(created), added))
             size += len(event)
             if size >= PAGE_BYTES_MAX:
                 rows.close()
@@ -426,9 +414,8 @@ class LoguxStore:
         return created
 
     def _is_there(self, column: str, text: str) -> bool:
-        return (
-            self._file.do(f"SELECT 1 FROM events WHERE {column} = ?", text).fetchone() is not None
-        )
+        found = self._file.do(f"SELECT 1 FROM events WHERE {column} = ?", text)
+        return found.fetchone() is not None
 
     # State
 
@@ -438,7 +425,8 @@ class LoguxStore:
                 self._file.do(statement)
             state = (log, host, 0, 0, *NEVER, *NEVER)
             self._file.do("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?, ?, ?)", *state)
-            self._file.made()
+            self._file.do(f"PRAGMA application_id = {_APPLICATION}")
+            self._file.do(f"PRAGMA user_version = {_FORMAT}")
 
     def _check(self, log: str, host: str | None) -> None:
         [found] = self._file.one("SELECT name FROM log")
@@ -476,10 +464,7 @@ JOBS_MAX = 1000
 Done = Callable[[Any], None]
 """Called in the event loop with the result or the exception of a job."""
 
-
-class _Asked(NamedTuple):
-    job: Job
-    done: Done
+Asked = tuple[Job, Done]
 
 
 class StoreThread:
@@ -488,17 +473,15 @@ class StoreThread:
     def __init__(self, store: LoguxStore) -> None:
         self._store = store
         self._loop = asyncio.get_running_loop()
-        self._asked: queue.SimpleQueue[_Asked | None] = queue.SimpleQueue()
+        self._asked: queue.SimpleQueue[Asked | None] = queue.SimpleQueue()
         self._opened: asyncio.Future[Facts] = self._loop.create_future()
         self._closed: asyncio.Future[None] = self._loop.create_future()
-        self._thread: threading.Thread | None = None
 
     async def open(self, log: str, host: str | None) -> Facts:
         """Start the thread and open the store; raise LocalStoreError if that fails, and end the thread."""
         # A daemon thread: reported results are durable, even if the program ends without closing.
         name = f"headrace store {self._store.path or 'in memory'}"
-        self._thread = threading.Thread(target=self._run, args=(log, host), name=name, daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._run, args=(log, host), name=name, daemon=True).start()
         try:
             return await self._opened
         except BaseException:
@@ -506,13 +489,12 @@ class StoreThread:
             raise
 
     def ask(self, job: Job, done: Done) -> None:
-        self._asked.put(_Asked(job, done))
+        self._asked.put((job, done))
 
     async def close(self) -> None:
         """Finish all jobs and end the thread; raise LocalStoreError if closing the store fails."""
-        if self._thread is not None:
-            self._asked.put(None)
-            await self._closed
+        self._asked.put(None)
+        await self._closed
 
     # Run in the thread
 
@@ -535,30 +517,27 @@ class StoreThread:
 
     def _work(self) -> bool:
         """Run one transaction; return False after the last."""
-        asked: list[_Asked] = []
-        is_last = False
-        while not is_last and len(asked) < JOBS_MAX and not (asked and self._asked.empty()):
-            one = self._asked.get()
-            if one is None:
-                is_last = True
-            else:
-                asked.append(one)
+        asked: list[Asked] = []
+        while (one := self._asked.get()) is not None:
+            asked.append(one)
+            if len(asked) == JOBS_MAX or self._asked.empty():
+                break
         if asked:
             try:
-                results = self._store.run([one.job for one in asked])
+                results = self._store.run([job for job, _ in asked])
             except Exception as error:  # reported to the callers
                 results = [error] * len(asked)
             self._tell(_report, asked, results)
-        return not is_last
+        return one is not None
 
     def _tell(self, function: Callable[..., None], *args: Any) -> None:
         with contextlib.suppress(RuntimeError):  # a program may end its loop without closing us
             self._loop.call_soon_threadsafe(function, *args)
 
 
-def _report(asked: list[_Asked], results: list[Any]) -> None:
-    for one, result in zip(asked, results, strict=True):
+def _report(asked: list[Asked], results: list[Any]) -> None:
+    for (_, done), result in zip(asked, results, strict=True):
         try:
-            one.done(result)
+            done(result)
         except Exception:  # one failing callback must not keep the others waiting
             logger.exception("internal error in a callback of the local store")

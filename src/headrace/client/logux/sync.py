@@ -6,9 +6,9 @@ may have ended by then. Its events are stored nevertheless, but no longer answer
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
-from headrace.client.logux.store import Facts, Job, LogEvent, ReceptionPlace, Unsent
+from headrace.client.logux.store import Done, Facts, Job, LogEvent, ReceptionPlace, Unsent
 from headrace.payload.logux import Number
 from headrace.session.client import Broken, ConnectionRefused
 from headrace.session.logux.client import (
@@ -28,8 +28,8 @@ UNSTORED_EVENTS_MAX = 2000
 class Shell(Protocol):
     """The owner of the connection and the store's thread; it also informs the application."""
 
-    def ask(self, job: Job, done: Callable[[Any], None]) -> None:
-        """Run a job in the store; `done` is called with its result or exception."""
+    def ask(self, job: Job, done: Done) -> None:
+        """Run a job in the store."""
 
     def take(self, events: list[LoguxEvent]) -> None:
         """Process events that the session returned; the shell passes them to `handle`."""
@@ -44,14 +44,6 @@ class Shell(Protocol):
         """Verify the server, then call `LoguxSync.verified`. Reading is paused until then."""
 
     def refused(self, refusal: ConnectionRefused) -> None: ...
-
-
-class LocalAdd(NamedTuple):
-    """An event that the application wants to add."""
-
-    event: bytes
-    now_ms: int
-    done: Callable[[LogEvent | Exception], None]
 
 
 class LoguxSync:
@@ -87,11 +79,11 @@ class LoguxSync:
     def unacknowledged(self) -> int:
         return self.added - self.acknowledged
 
-    def add(self, addition: LocalAdd) -> None:
+    def add(self, event: bytes, now_ms: int, done: Done) -> None:
+        """Add an event of the application, in JSON; `done` gets the stored `LogEvent`."""
         difference_ms = self._difference_ms
         self._shell.ask(
-            lambda store: store.add(addition.event, addition.now_ms, difference_ms),
-            partial(self._added, addition),
+            lambda store: store.add(event, now_ms, difference_ms), partial(self._added, done)
         )
 
     def handle(self, events: list[LoguxEvent]) -> None:
@@ -101,7 +93,9 @@ class LoguxSync:
             elif isinstance(event, Passed):
                 self._note(received=event.received)
             elif isinstance(event, EventsAcknowledged):
-                self._acknowledge(event)
+                self.acknowledged += event.events
+                self._note(sent=event.number)
+                self._shell.changed()
             elif isinstance(event, Opened):
                 self._open(event)
             elif isinstance(event, Verify):
@@ -127,14 +121,14 @@ class LoguxSync:
 
     # From the application to the server
 
-    def _added(self, addition: LocalAdd, result: LogEvent | Exception) -> None:
+    def _added(self, done: Done, result: LogEvent | Exception) -> None:
         if isinstance(result, LogEvent):
             self.last = result.added
             self.added += 1
             self._session.added(result.added, own=True)
             self._shell.changed()
             self._look()
-        addition.done(result)
+        done(result)
 
     def _look(self) -> None:
         """Ask the store for events to send, if the session wants some."""
@@ -156,11 +150,6 @@ class LoguxSync:
         else:
             self._session.offer(result.events, result.rest)
             self._shell.take([])
-
-    def _acknowledge(self, event: EventsAcknowledged) -> None:
-        self.acknowledged += event.events
-        self._note(sent=event.number)
-        self._shell.changed()
 
     # From the server to the application
 

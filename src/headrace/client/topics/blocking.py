@@ -1,8 +1,6 @@
 """The blocking client for topics, for scripts and threads: it runs a `Client` in a thread of its own.
 
-Publishes go through a queue, so that many of them cost one wake-up of that thread. Every method may be
-called from any thread. Handlers run in the client's thread and must not block it: there, methods that would
-make the thread wait for itself raise LocalProtocolError.
+Publishes go through a queue, so that many of them cost one wake-up of that thread.
 """
 
 import asyncio
@@ -12,10 +10,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from headrace.client.blocking import Blocking, ClientThread
+from headrace.client.blocking import Blocking
+from headrace.client.lifecycle import EventHandler, Remove
 from headrace.client.topics.client import Client, Payload, as_bytes
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.topics.subscription import Handler, Message, Subscription
@@ -170,24 +168,17 @@ class BlockingClient(Blocking[Client]):
         """
         # An iteration acknowledges single messages, although it fetches batches.
         is_manual = reader is not None and handler is None and ack == "auto"
-        inner: Any = {
-            "offset": offset,
-            "serial": serial,
-            "reader": reader,
-            "start": start,
-            "ack": "manual" if is_manual else ack,
-        }
+        options: Any = {"offset": offset, "serial": serial, "reader": reader, "start": start}
+        options["ack"] = "manual" if is_manual else ack
 
         async def subscribe() -> Subscription:
-            made: Subscription = self._client.subscribe(topic, handler, **inner)
+            made: Subscription = self._client.subscribe(topic, handler, **options)
             return made
 
         found = self._thread.call(subscribe)
         if isinstance(found, ReaderSubscription):
-            return BlockingReaderSubscription(
-                self, self._thread, found, timeout_s, is_auto=ack == "auto"
-            )
-        return BlockingSubscription(self, self._thread, found, timeout_s)
+            return BlockingReaderSubscription(self, found, timeout_s, is_auto=ack == "auto")
+        return BlockingSubscription(self, found, timeout_s)
 
     def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic; do nothing if there is none.
@@ -200,26 +191,17 @@ class BlockingClient(Blocking[Client]):
             self._thread.call(lambda: self._client.unsubscribe(topic))
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["missed"], handler: EventHandler[Missed]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: Any, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["reader"], handler: EventHandler[ReaderChange]) -> Remove: ...
+    def on(self, event: Any, handler: EventHandler[Any]) -> Remove:
         """Call `handler`, in the client's thread, with every event of a kind, as `Client.on` does."""
         return self._client.on(event, handler)
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
-
-        Raises UnacknowledgedError if some are missing by then. With 0 it neither waits nor raises.
-        """
+        """Wait up to `flush_s` for acknowledgements, then disconnect: see `Client.close`."""
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
             if flush_s > 0 and not self._thread.is_closed:
@@ -232,12 +214,7 @@ class BlockingClient(Blocking[Client]):
         finally:
             self._thread.end()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         self.close(flush_s=None if error is None else 0)
 
     def _has_room(self) -> bool:
@@ -322,16 +299,12 @@ class BlockingSubscription:
     """
 
     def __init__(
-        self,
-        client: BlockingClient,
-        thread: ClientThread,
-        subscription: Subscription,
-        timeout_s: float | None,
+        self, client: BlockingClient, subscription: Subscription, timeout_s: float | None
     ) -> None:
         self.topic = subscription.topic
         self.timeout_s = timeout_s
         self._client = client
-        self._thread = thread
+        self._thread = client._thread
         self._subscription = subscription
         self._last: Message | None = None
         # Filled by the client's thread, so that messages which arrive after a timeout are not lost.
@@ -348,10 +321,7 @@ class BlockingSubscription:
         return self._subscription.serial if self._last is None else self._last.serial
 
     def attached(self) -> int | None:
-        """Wait until the server delivers this topic, and return the offset at which delivery began.
-
-        None over Wombat if the server's serials do not contain offsets: see `serial`.
-        """
+        """Wait until the server delivers this topic; return the offset, as `Subscription.attached` does."""
         return self._thread.call(self._subscription.attached)
 
     def unsubscribe(self) -> None:
@@ -365,13 +335,11 @@ class BlockingSubscription:
     def __next__(self) -> Message:
         while True:
             try:
-                message = self._ready.popleft()
+                self._last = message = self._ready.popleft()
+                return message
             except IndexError:
                 if not self._fetch():
                     raise StopIteration from None
-            else:
-                self._last = message
-                return message
 
     def __enter__(self) -> Self:
         return self
@@ -403,13 +371,12 @@ class BlockingReaderSubscription(BlockingSubscription):
     def __init__(
         self,
         client: BlockingClient,
-        thread: ClientThread,
         subscription: ReaderSubscription,
         timeout_s: float | None,
         *,
         is_auto: bool,
     ) -> None:
-        super().__init__(client, thread, subscription, timeout_s)
+        super().__init__(client, subscription, timeout_s)
         self.reader = subscription.reader
         self._is_auto = is_auto
         self._unhandled: Message | None = None

@@ -7,17 +7,17 @@ is.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from enum import Enum
 from functools import partial
 from os import PathLike
 from secrets import randbits
-from typing import Any, Final, Literal, overload
+from typing import Any, Literal, overload
 
-from headrace.client.lifecycle import Lifecycle, fail_quietly
-from headrace.client.link import Backoff, Link, LinkOptions, LinkOptionsDict
+from msgspec import UNSET, UnsetType
+
+from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly
+from headrace.client.link import LinkOptions, LinkOptionsDict
 from headrace.client.topics.lake import LakeGap, open_lake
 from headrace.client.topics.reader import Acknowledge, ReaderChange, ReaderSubscription, Start
 from headrace.client.topics.subscription import Flow, Handler, Subscription, check_handler
@@ -41,7 +41,6 @@ from headrace.session.topics.events import (
     PublishRefused,
     ReaderActive,
     ReaderEvent,
-    ReaderFailed,
     ReaderLost,
     ReaderStored,
     ReaderSure,
@@ -51,14 +50,6 @@ from headrace.session.topics.events import (
     TopicDetached,
     TopicMessages,
 )
-
-
-class _Own(Enum):
-    OF_PROTOCOL = "the protocol's own"
-
-
-OF_PROTOCOL: Final = _Own.OF_PROTOCOL
-"""Default of an option for which None has another meaning: use the protocol's default."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,7 +71,7 @@ class Options(LinkOptions):
     """Seconds for which a slow subscription may keep the client from reading. After that only its own topic
     waits: it is detached, and attached again where it stopped once the application has caught up."""
 
-    ping_interval_s: float | _Own | None = OF_PROTOCOL
+    ping_interval_s: float | UnsetType | None = UNSET
     """Seconds between pings. Figg: 2; None: no pings, for servers that do not answer pings or disconnect
     because of them. Wombat: 5; its servers disconnect a client that is silent for longer than their
     `limits.silence_s`, 10 by default."""
@@ -104,14 +95,14 @@ class Options(LinkOptions):
         self._check_numbers("window_max", "window_bytes_max", "receive_bytes_max")
         self._check_numbers("receive_pause_s", may_be_zero=True)
         self._check_numbers("pings_unanswered_max", "resend_s", may_be_none=True)
-        if self.ping_interval_s is not OF_PROTOCOL:
+        if self.ping_interval_s is not UNSET:
             self._check_numbers("ping_interval_s", may_be_none=True)
 
     def for_session(self) -> dict[str, Any]:
         """Return the arguments of a session that the application has set; the others have defaults there."""
         names = ("window_max", "window_bytes_max", "pings_unanswered_max", "resend_s")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        if self.ping_interval_s is not OF_PROTOCOL:
+        if self.ping_interval_s is not UNSET:
             given["ping_interval_s"] = self.ping_interval_s
         return given
 
@@ -139,20 +130,16 @@ class Client(Lifecycle[Event]):
     """
 
     options: Options
+    _flow: Flow
+    """Set with the link."""
 
     def __init__(
-        self,
-        url: str,
-        session: ClientSession,
-        make_connection: MakeConnection,
-        options: Options,
-        backoff: Backoff,
+        self, url: str, session: ClientSession, make_connection: MakeConnection, options: Options
     ) -> None:
         super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._backoff = backoff
-        self._lake = open_lake(options.lake) if options.lake is not None else None
+        self._read_lake = None if options.lake is None else open_lake(options.lake)
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
         """Number by which the server recognises this client on a later connection."""
@@ -160,11 +147,9 @@ class Client(Lifecycle[Event]):
         self._detaching: set[str] = set()
         # One future per unacknowledged publish, in the session's order.
         self._publishes: deque[asyncio.Future[None]] = deque()
-        self._published = 0
         self._acknowledged = 0
         self._refused: PublishRefusedError | None = None
         """The first refusal that neither `publish` nor `flush` has raised yet."""
-        self._flow: Flow | None = None
 
     @property
     def unacknowledged(self) -> int:
@@ -203,9 +188,8 @@ class Client(Lifecycle[Event]):
         self._session.publish(topic, payload)
         future = link.loop.create_future()
         self._publishes.append(future)
-        self._published += 1
         link.send_soon()
-        if not link.reading and self._flow is not None:
+        if not link.reading:
             # Reading is paused for a slow subscription, but an acknowledgement is now expected.
             self._flow.step_aside()
         return future
@@ -227,7 +211,7 @@ class Client(Lifecycle[Event]):
             raise refusal
 
     async def _settled(self) -> None:
-        until = self._published
+        until = self._acknowledged + len(self._publishes)
         await self._wait(lambda: self._acknowledged >= until)
 
     @overload
@@ -277,36 +261,33 @@ class Client(Lifecycle[Event]):
         link = self._entered()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
-        if reader is not None:
-            if offset is not None or serial is not None:
-                raise LocalProtocolError(
-                    "a reader starts at its stored position: pass neither offset nor serial"
-                )
-            return self._read(link, topic, handler, reader, start, ack)
-        if offset is not None and serial is not None:
-            raise LocalProtocolError("pass `offset` or `serial`, not both")
-        if serial is not None and not isinstance(serial, str):
-            raise TypeError(f"a serial is str, not {type(serial).__name__}")
-        place = self._session.attach(topic, offset if serial is None else serial)
+        subscription: Subscription
+        if reader is None:
+            subscription = self._attach(topic, offset, serial)
+        elif offset is None and serial is None:
+            subscription = self._read(topic, reader, start, ack)
+        else:
+            raise LocalProtocolError(
+                "a reader starts at its stored position: pass neither offset nor serial"
+            )
         link.send_soon()
-        if topic in self._detaching:
-            self._detaching.discard(topic)
-            self._wake()
-        subscription = Subscription(self, topic, place, self.options.receive_bytes_max)
         self._subscriptions[topic] = subscription
         if handler is not None:
             subscription.hand_to(handler)
         return subscription
 
-    def _read(
-        self,
-        link: Link[Event],
-        topic: str,
-        handler: Handler | None,
-        reader: str,
-        start: Start,
-        ack: Acknowledge,
-    ) -> ReaderSubscription:
+    def _attach(self, topic: str, offset: int | None, serial: str | None) -> Subscription:
+        if offset is not None and serial is not None:
+            raise LocalProtocolError("pass `offset` or `serial`, not both")
+        if serial is not None and not isinstance(serial, str):
+            raise TypeError(f"a serial is str, not {type(serial).__name__}")
+        place = self._session.attach(topic, offset if serial is None else serial)
+        if topic in self._detaching:
+            self._detaching.discard(topic)
+            self._wake()
+        return Subscription(self, topic, place, self.options.receive_bytes_max)
+
+    def _read(self, topic: str, reader: str, start: Start, ack: Acknowledge) -> Subscription:
         if start not in ("oldest", "newest"):
             raise ValueError(f'start is "oldest" or "newest", not {start!r}')
         if ack not in ("auto", "manual"):
@@ -318,12 +299,7 @@ class Client(Lifecycle[Event]):
             window=self.options.receive_bytes_max,
             instance=self._instance,
         )
-        link.send_soon()
-        subscription = ReaderSubscription(self, self._session, link, topic, reader, ack)
-        self._subscriptions[topic] = subscription
-        if handler is not None:
-            subscription.hand_to(handler)
-        return subscription
+        return ReaderSubscription(self, topic, reader, is_auto=ack == "auto")
 
     async def unsubscribe(self, topic: str) -> None:
         """End the subscription of a topic at once; do nothing if there is none.
@@ -339,33 +315,26 @@ class Client(Lifecycle[Event]):
         link = self._entered()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
-            if self._flow is not None:
-                self._flow.forget(subscription)
+            self._flow.forget(subscription)
             subscription.end()
             if self._session.detach(topic):
                 self._detaching.add(topic)
             link.send_soon()
 
     @overload
-    def on(
-        self, event: Literal["state"], handler: Callable[[ConnectionState], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["state"], handler: EventHandler[ConnectionState]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["missed"], handler: Callable[[Missed], object]
-    ) -> Callable[[], None]: ...
+    def on(self, event: Literal["missed"], handler: EventHandler[Missed]) -> Remove: ...
     @overload
-    def on(
-        self, event: Literal["reader"], handler: Callable[[ReaderChange], object]
-    ) -> Callable[[], None]: ...
-    def on(self, event: str, handler: Callable[[Any], object]) -> Callable[[], None]:
+    def on(self, event: Literal["reader"], handler: EventHandler[ReaderChange]) -> Remove: ...
+    def on(self, event: str, handler: EventHandler[Any]) -> Remove:
         """Call `handler` with every event of a kind; return a function that removes the handler.
 
         `state`: a ConnectionState, at every change. `missed`: a Missed, when messages of a topic are lost for
         this client. `reader`: a ReaderChange, when a named reader of this client waits, becomes active, or is
         superseded.
         """
-        return self._handlers.add(event, handler)
+        return self._add_handler(event, handler)
 
     async def flush_readers(self) -> None:
         """Wait until the server has stored the readers' acknowledgements; do not wait for a connection."""
@@ -377,12 +346,11 @@ class Client(Lifecycle[Event]):
 
     def caught_up(self, subscription: Subscription) -> None:
         """For subscriptions: called when a subscription that exceeded its limit has room again."""
-        if self._flow is not None:
-            self._flow.caught_up(subscription)
+        self._flow.caught_up(subscription)
 
     async def _start(self) -> None:
         if self._link is None:
-            link = self._connect(self._session, self._make_connection, self._handle, self._backoff)
+            link = self._connect(self._session, self._make_connection, self._handle)
             self._flow = Flow(link, self._session, self.options.receive_pause_s)
 
     async def _flush(self, flush_s: float) -> None:
@@ -397,15 +365,17 @@ class Client(Lifecycle[Event]):
             if self.unacknowledged:
                 raise UnacknowledgedError(self.unacknowledged) from None
 
-    def _is_abort(self, flush_s: float) -> bool:
-        return self.unacknowledged > 0
+    async def _stop(self, abort: bool) -> None:
+        await super()._stop(abort=self.unacknowledged > 0)
 
     def _handle(self, events: list[Event]) -> None:
         if self._over is not None:
             return
         for event in events:
             if isinstance(event, TopicMessages):
-                self._messages(event)
+                subscription = self._subscriptions[event.topic]
+                if not subscription.deliver(event.messages):
+                    self._flow.over(subscription)
             elif isinstance(event, PublishesAcknowledged):
                 self._acknowledge(event.publishes)
             elif isinstance(event, PublishRefused):
@@ -424,7 +394,7 @@ class Client(Lifecycle[Event]):
         subscription = self._subscriptions.get(event.topic)
         if not isinstance(subscription, ReaderSubscription):
             return  # a handler of an earlier event has ended the subscription
-        tell = partial(self._handlers.tell, "reader")
+        tell = partial(self._tell, "reader")
         change = partial(ReaderChange, event.topic, subscription.reader)
         if isinstance(event, ReadMessages):
             subscription.receive(event)
@@ -435,36 +405,28 @@ class Client(Lifecycle[Event]):
             subscription.stored(event.position.offset)
             tell(change("active"))
         elif isinstance(event, ReaderSure):
-            subscription.sure()
+            subscription._wake()  # `until_sure` asks the session
         elif isinstance(event, ReaderWaiting):
             tell(change("waiting"))
         elif isinstance(event, ReaderLost):
             subscription.lost()
             tell(change("lost", event.reason))
         else:
-            self._end_reader(event, subscription)
-
-    def _end_reader(self, event: ReaderFailed, subscription: ReaderSubscription) -> None:
-        del self._subscriptions[event.topic]
-        reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
-        subscription.fail(ReaderRefusedError(reason))
+            del self._subscriptions[event.topic]
+            reason = f"{event.topic!r} cannot be read as {subscription.reader!r}: {event.reason}"
+            subscription.fail(ReaderRefusedError(reason))
 
     def _missed(self, event: Missed) -> None:
-        tell = partial(self._handlers.tell, "missed")
+        tell = partial(self._tell, "missed")
         asked, got = event.asked, event.got
         # A reader's cursor is a position in the log, so messages from a lake could not be acknowledged.
         is_read = isinstance(self._subscriptions.get(event.topic), ReaderSubscription)
-        if self._lake is None or is_read or asked is None or got is None or got <= asked:
+        if self._read_lake is None or is_read or asked is None or got is None or got <= asked:
             tell(event)
             return
         has_serials = event.got_serial is not None
-        gap = LakeGap(self._lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
+        gap = LakeGap(self._read_lake, event.topic, asked, got, has_serials=has_serials, tell=tell)
         self._subscriptions[event.topic].deliver_from_lake(gap)
-
-    def _messages(self, event: TopicMessages) -> None:
-        subscription = self._subscriptions[event.topic]
-        if not subscription.deliver(event.messages) and self._flow is not None:
-            self._flow.over(subscription)
 
     def _acknowledge(self, publishes: int) -> None:
         self._acknowledged += publishes
@@ -487,12 +449,11 @@ class Client(Lifecycle[Event]):
             for subscription in self._subscriptions.values():
                 if isinstance(subscription, ReaderSubscription):
                     subscription.doubt()
-            if self._flow is not None:
-                self._flow.disconnected()
+            self._flow.disconnected()
         super()._state_changed(state)
 
     def _fail_pending(self, error: ClientError) -> None:
-        if self._flow is not None:
+        if self._link is not None:
             self._flow.stop()
         for subscription in self._subscriptions.values():
             subscription.end()

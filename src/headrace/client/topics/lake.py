@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from os import PathLike
 from pathlib import Path
-from typing import Protocol
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
@@ -27,28 +26,15 @@ Rows = list[tuple[int, bytes]]
 """Records of a lake: for each, the offset just past it and its payload."""
 
 
-class Lake(Protocol):
-    def read(self, topic: str, offset: int) -> Iterator[Rows]:
-        """Return the records from an offset on, in order, each with the offset just past it."""
+ReadLake = Callable[[str, int], Iterator[Rows]]
+"""Function of a topic and an offset that returns the records from there on, in order."""
 
 
-class _Lake:
-    """A lake that is opened anew for each gap, because exports continue meanwhile."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def read(self, topic: str, offset: int) -> Iterator[Rows]:
-        from headrace.lake.files.reading import read_topic
-        from headrace.lake.table import open_table
-
-        return read_topic(self._path, open_table(self._path), topic, offset)
-
-
-def open_lake(path: str | PathLike[str]) -> Lake:
-    """Return the lake at a path; raise ConfigError if it cannot be read."""
+def open_lake(path: str | PathLike[str]) -> ReadLake:
+    """Return a function that reads the lake at a path; raise ConfigError if it cannot be read."""
     place = Path(path)
     try:
+        from headrace.lake.files.reading import read_topic
         from headrace.lake.table import open_table
 
         open_table(place)
@@ -58,7 +44,8 @@ def open_lake(path: str | PathLike[str]) -> Lake:
         ) from None
     except HeadraceError as error:
         raise ConfigError(str(error)) from None
-    return _Lake(place)
+    # The table is opened anew for each gap, because exports continue meanwhile.
+    return lambda topic, offset: read_topic(place, open_table(place), topic, offset)
 
 
 class LakeGap:
@@ -66,7 +53,7 @@ class LakeGap:
 
     def __init__(
         self,
-        lake: Lake,
+        read_lake: ReadLake,
         topic: str,
         begin: int,
         end: int,
@@ -74,7 +61,7 @@ class LakeGap:
         has_serials: bool,
         tell: Callable[[Missed], None],
     ) -> None:
-        self._lake = lake
+        self._read_lake = read_lake
         self._topic = topic
         self._at = begin
         self._end = end
@@ -99,7 +86,7 @@ class LakeGap:
     def _read(self) -> Rows | None:
         try:
             if self._records is None:
-                self._records = self._lake.read(self._topic, self._at)
+                self._records = self._read_lake(self._topic, self._at)
             return next(self._records, None)
         except Exception as error:  # errors of files, of Arrow, of the table's library
             logger.error("topic %s cannot be read from the lake: %s", quoted(self._topic), error)

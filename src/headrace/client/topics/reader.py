@@ -3,19 +3,15 @@
 import asyncio
 from collections import deque
 from time import monotonic
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from headrace.client.link import Link
-from headrace.client.topics.subscription import (
-    Handler,
-    Message,
-    SubscribingClient,
-    Subscription,
-    call_handler,
-)
+from headrace.client.lifecycle import report
+from headrace.client.topics.subscription import Handler, Message, Subscription
 from headrace.errors import ClientError, LocalProtocolError, ReaderLostError
-from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, ReadMessages
+from headrace.session.topics.events import ReadMessages
+
+if TYPE_CHECKING:
+    from headrace.client.topics.client import Client
 
 Start = Literal["oldest", "newest"]
 """Start of a reader that has no cursor."""
@@ -45,24 +41,16 @@ class ReaderSubscription(Subscription):
     `ack="manual"`, the application calls `ack`, in any order.
     """
 
-    def __init__(
-        self,
-        client: SubscribingClient,
-        session: ClientSession,
-        link: Link[Event],
-        topic: str,
-        reader: str,
-        acknowledge: Acknowledge,
-    ) -> None:
+    def __init__(self, client: "Client", topic: str, reader: str, *, is_auto: bool) -> None:
         super().__init__(client, topic, None, 0)
         self.reader = reader
         self.acknowledged: int | None = None
         """Offset up to which every message is durably acknowledged. None until the reader is first active."""
         self.losses = 0
         """Number of times that unacknowledged messages went to another process."""
-        self._session = session
-        self._link = link
-        self._is_auto = acknowledge == "auto"
+        self._session = client._session
+        self._link = client._entered()
+        self._is_auto = is_auto
         self._fresh: deque[deque[Message]] = deque()
         """Received messages that are not taken yet, in the batches in which they arrived."""
         self._taken: list[Message] = []
@@ -70,19 +58,6 @@ class ReaderSubscription(Subscription):
         self._waiters = 0
         self._turn_at = 0.0
         """Monotonic time until which messages are delivered at once (see `TURN_S`)."""
-        self._failure: ClientError | None = None
-
-    async def attached(self) -> int | None:
-        """Wait until this process is active, and return the offset at which delivery began.
-
-        Raises ReaderRefusedError if the server refuses the reader.
-        """
-        try:
-            return await super().attached()
-        except ClientError:
-            if self._failure is not None:
-                raise self._failure from None
-            raise
 
     async def batch(self) -> list[Message]:
         """Wait for messages and return all that arrived together; empty if the subscription has ended."""
@@ -157,10 +132,6 @@ class ReaderSubscription(Subscription):
             self._link.send_soon()
             await self._news.wait()
 
-    def sure(self) -> None:
-        """Called when the server has answered `make_sure`."""
-        self._wake()
-
     def doubt(self) -> None:
         """Called when the connection is lost: another process may receive the buffered messages."""
         self._turn_at = 0.0
@@ -234,14 +205,12 @@ class ReaderSubscription(Subscription):
             try:
                 await self._wait_for_fresh()
             except ClientError as error:
-                asyncio.get_running_loop().call_exception_handler(
-                    {"message": f"{self.topic!r} cannot be read", "exception": error}
-                )
+                report(f"{self.topic!r} cannot be read", error)
             if self.ended:
                 return
             message = self._pop_message()
             losses = self.losses
-            if not await call_handler(handler, message, lambda: self.ended):
+            if not await self._call(handler, message):
                 if not self.ended:
                     self._client.unsubscribe_nowait(self.topic)
                 return

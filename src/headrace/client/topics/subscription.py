@@ -8,18 +8,22 @@ it, and attaches it again where it stopped once the application has caught up.
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from inspect import isawaitable
-from typing import Protocol, Self
+from typing import TYPE_CHECKING, Self
 
 import msgspec
 
+from headrace.client.lifecycle import report
 from headrace.client.link import Link
 from headrace.client.topics.lake import Batch, LakeGap
 from headrace.errors import ClientClosedError, ClientError, LocalProtocolError
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, Place, epoch_of, offset_of, serial_of
+
+if TYPE_CHECKING:
+    from headrace.client.topics.client import Client
 
 
 class Message(msgspec.Struct, frozen=True, gc=False):
@@ -57,17 +61,6 @@ MESSAGE_OVERHEAD_BYTES = 128
 """Assumed bytes of memory per received message besides its payload, for the limit on buffering."""
 
 
-class SubscribingClient(Protocol):
-    """The client, as its subscriptions see it."""
-
-    def caught_up(self, subscription: "Subscription") -> None:
-        """Called when a subscription that exceeded its limit has room again."""
-
-    def unsubscribe(self, topic: str) -> Awaitable[None]: ...
-
-    def unsubscribe_nowait(self, topic: str) -> None: ...
-
-
 class Subscription:
     """An async iterator over the messages of one topic; it ends when unsubscribed or closed.
 
@@ -76,7 +69,7 @@ class Subscription:
     """
 
     def __init__(
-        self, client: SubscribingClient, topic: str, place: Place | None, receive_bytes_max: int
+        self, client: "Client", topic: str, place: Place | None, receive_bytes_max: int
     ) -> None:
         self.topic = topic
         self.ended = False
@@ -91,6 +84,8 @@ class Subscription:
         self._news = asyncio.Event()
         self._handing: asyncio.Task[None] | None = None
         self._one_reads = asyncio.Lock()
+        self._failure: ClientError | None = None
+        """Error with which the server has ended a named reader."""
 
     @property
     def next_offset(self) -> int | None:
@@ -112,11 +107,13 @@ class Subscription:
     async def attached(self) -> int | None:
         """Wait until the server delivers this topic, and return the offset at which delivery began.
 
-        None over Wombat if the server's serials do not contain offsets: see `serial`.
+        None over Wombat if the server's serials do not contain offsets: see `serial`. A named reader waits
+        until this process is active, and raises ReaderRefusedError if the server refuses the reader.
         """
         while self._attached_at is None:
             if self.ended:
-                raise ClientError(f"the subscription of {self.topic!r} ended before it began")
+                text = f"the subscription of {self.topic!r} ended before it began"
+                raise self._failure or ClientError(text)
             await self._news.wait()
         return offset_of(self._attached_at)
 
@@ -200,8 +197,26 @@ class Subscription:
                     return
                 self._place = place
                 message = _message(self.topic, place, payload)
-                await call_handler(handler, message, lambda: self.ended)
+                await self._call(handler, message)
             await asyncio.sleep(0)  # let other tasks run, even if the handler never waits
+
+    async def _call(self, handler: Handler, message: Message) -> bool:
+        """Call a handler and wait for it. If it fails, report the error and return False."""
+        try:
+            result = handler(message)
+            if result is not None and isawaitable(result):
+                await result
+            return True
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # this task is cancelled, and not something that the handler waited for
+            report(f"the handler of {self.topic!r} failed", cancelled)
+        except Exception as error:  # of the handler: the next message may succeed
+            # If the client closes while the handler publishes with it, the handler is not to blame.
+            if not (isinstance(error, ClientClosedError) and self.ended):
+                report(f"the handler of {self.topic!r} failed", error)
+        return False
 
     async def _take(self) -> Batch:
         self._check_no_handler()
@@ -219,11 +234,16 @@ class Subscription:
                 if self.ended:
                     return []
                 await self._news.wait()
-            elif isinstance(gap := self._batches[0], LakeGap):
-                if found := await self._read(gap):
+            elif isinstance(first := self._batches[0], LakeGap):
+                if found := await self._read(first):
                     return found
             else:
-                return self._pop()
+                self._batches.popleft()
+                self._batches_bytes -= _size(first)
+                if self._over and self._batches_bytes <= self._receive_bytes_max // 2:
+                    self._over = False
+                    self._client.caught_up(self)
+                return first
 
     async def _read(self, gap: LakeGap) -> Batch:
         async with self._one_reads:
@@ -233,15 +253,6 @@ class Subscription:
             if not found and self._batches:
                 self._batches.popleft()
             return found if not self.ended else []
-
-    def _pop(self) -> Batch:
-        batch = self._batches.popleft()
-        assert not isinstance(batch, LakeGap)
-        self._batches_bytes -= _size(batch)
-        if self._over and self._batches_bytes <= self._receive_bytes_max // 2:
-            self._over = False
-            self._client.caught_up(self)
-        return batch
 
     def _wake(self) -> None:
         self._news.set()
@@ -273,13 +284,9 @@ class Flow:
     def caught_up(self, subscription: Subscription) -> None:
         """Called when a subscription has room again."""
         if subscription in self._aside:
-            self._aside.discard(subscription)
             self._session.resume(subscription.topic)
             self._link.send_soon()
-        else:
-            self._pausing.discard(subscription)
-            if not self._pausing:
-                self._resume()
+        self.forget(subscription)
 
     def step_aside(self) -> None:
         """Resume reading at once, without the topics that have paused it."""
@@ -291,7 +298,7 @@ class Flow:
         self._link.send_soon()
 
     def forget(self, subscription: Subscription) -> None:
-        """Forget a subscription that has ended."""
+        """Forget a subscription that has ended, or is no longer over its limit."""
         self._aside.discard(subscription)
         self._pausing.discard(subscription)
         if not self._pausing:
@@ -321,32 +328,6 @@ def check_handler(handler: object) -> None:
             f"a handler is a function, not {type(handler).__name__}: "
             "to begin at an offset, subscribe(topic, offset=...)"
         )
-
-
-async def call_handler(handler: Handler, message: Message, has_ended: Callable[[], bool]) -> bool:
-    """Call a handler and wait for it. If it fails, report the error to the event loop and return False."""
-    try:
-        result = handler(message)
-        if result is not None and isawaitable(result):
-            await result
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # this task is cancelled, and not something that the handler waited for
-        _tell(message, error)
-        return False
-    except Exception as error:  # of the handler: the next message may succeed
-        # If the client closes while the handler publishes with it, the handler is not to blame.
-        if not (isinstance(error, ClientClosedError) and has_ended()):
-            _tell(message, error)
-        return False
-    return True
-
-
-def _tell(message: Message, error: BaseException) -> None:
-    asyncio.get_running_loop().call_exception_handler(
-        {"message": f"the handler of {message.topic!r} failed", "exception": error}
-    )
 
 
 def _messages(topic: str, pairs: Batch) -> list[Message]:
