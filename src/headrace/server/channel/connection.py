@@ -240,7 +240,7 @@ class ChannelConnection(PingedConnection):
             return
         check_channel_name(name)
         assert self._grant is not None
-        if not self._grant.covers(CHANNEL_PREFIX + name):
+        if not self._grant(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
     def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
