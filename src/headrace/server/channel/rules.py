@@ -1,7 +1,7 @@
 """Creation of channels from the configuration. Their reducers are loaded when the server starts."""
 
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from headrace.broker.channel.channel import ChannelRule
 from headrace.broker.channel.hub import Channels
@@ -36,11 +36,11 @@ def make_channels(
     named |= {rule.reducer: "topics.reducer" for rule in config.topics if rule.reducer is not None}
     reducers = {name: reducer(name, partial(load_hook, key)) for name, key in named.items()}
 
-    shared_rule = cache(ChannelRule)  # many channels have the same settings
+    rules: dict[ChannelRule, ChannelRule] = {}
 
     def rule_of(channel: str) -> ChannelRule:
         found = current().rule(CHANNEL_PREFIX + channel)
-        return shared_rule(
+        rule = ChannelRule(
             reducers[found.reducer],
             int(found.lease_s * 1000),
             int(found.grace_s * 1000),
@@ -48,6 +48,7 @@ def make_channels(
             tuple(found.retention_wait_for),
             found.last_state is LastState.KEPT,
         )
+        return rules.setdefault(rule, rule)  # many channels have the same settings, and share them
 
     return Channels(
         store,
