@@ -53,15 +53,7 @@ class ChannelConnections(PingedConnections):
 class ChannelConnection(PingedConnection):
     """A connection of channel clients. Implements `MemberConnection` of the broker."""
 
-    __slots__ = (
-        "_grant",
-        "_joined",
-        "_joining",
-        "_large",
-        "_pushed_bytes",
-        "_sated",
-        "_stalled",
-    )
+    __slots__ = ("_grant", "_joined", "_joining", "_large", "_pushed_bytes", "_sated", "_stalled")
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
     takes_text = True
@@ -103,8 +95,12 @@ class ChannelConnection(PingedConnection):
         message = command.message
         self._session.unanswered += 1
         self._under_way(size)
-        if self._joining and self._waits(command, size):
-            return
+        if self._joining:
+            assert not isinstance(message, wire.Hello | wire.Ping)
+            waiting = self._joining.get(message.channel)
+            if waiting is not None:
+                waiting.append((command, size))
+                return
         try:
             # Requests that come with every message take the shortest path.
             if type(message) is wire.Ack:
@@ -119,24 +115,12 @@ class ChannelConnection(PingedConnection):
                 channel, member = self._member(message.channel)
                 assert command.content is not None
                 channel.send(
-                    member,
-                    message.number,
-                    command.content,
-                    partial(self._accepted, message, size),
+                    member, message.number, command.content, partial(self._accepted, message, size)
                 )
             else:
                 self._carry(command, size)
         except ChannelError as error:
             self._refuse_request(message, size, error)
-
-    def _waits(self, request: Request, size: int) -> bool:
-        """Return True if the channel is being joined: the request is then executed after the `join`."""
-        assert not isinstance(request.message, wire.Hello | wire.Ping)
-        waiting = self._joining.get(request.message.channel)
-        if waiting is None:
-            return False
-        waiting.append((request, size))
-        return True
 
     def _joining_over(self, name: str) -> None:
         waiting = self._joining.pop(name, ())
@@ -145,13 +129,12 @@ class ChannelConnection(PingedConnection):
         for _, size in waiting:
             self._session.unanswered -= 1
             self._unacknowledged_bytes -= size
-        is_carrying = self._commands is not None
         if self._commands is None:
-            self._commands = deque()
-        # Later requests for the same channel must come after these.
-        self._commands.extendleft(reversed(waiting))
-        if not is_carrying:
+            self._commands = deque(waiting)
             self._carry_out()
+        else:
+            # Later requests for the same channel must come after these.
+            self._commands.extendleft(reversed(waiting))
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
@@ -170,10 +153,6 @@ class ChannelConnection(PingedConnection):
         if self._paused & Pause.PUBLISHES:
             self.read_again()
 
-    def _large_done(self, size: int) -> None:
-        self._large -= 1
-        self._done(size)
-
     def _refuse_request(self, message: wire.Message, size: int, error: ChannelError) -> None:
         self._session.refuse_request(error.code, error.retry, str(error), message)
         self._done(size)
@@ -188,7 +167,14 @@ class ChannelConnection(PingedConnection):
         self._check(name)
         is_large = isinstance(message, _LARGE)
         self._large += is_large
-        done = _Once(partial(self._large_done if is_large else self._done, size))
+        is_done = False
+
+        def done() -> None:
+            nonlocal is_done
+            if not is_done:  # a request is answered once, whatever happens
+                is_done = True
+                self._large -= is_large
+                self._done(size)
 
         def say(fields: dict[str, Any]) -> None:
             session.say(fields)
@@ -244,14 +230,12 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
     def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
-        name = message.channel
+        name, processor = message.channel, self._session.processor
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
         channel = self.hub.channels.get(name)
         left = {"type": "left", "channel": name}
-        channel.leave(
-            self._session.processor, lambda: say(left), self, forget=message.forget is True
-        )
+        channel.leave(processor, lambda: say(left), self, forget=message.forget is True)
         self.hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
@@ -460,17 +444,3 @@ def sent_fields(name: str, number: int, accepted: Accepted) -> dict[str, Any]:
 def snapshot_fields(snapshot: StoredSnapshot, *, binary: bool) -> dict[str, Any]:
     content = wire.content(snapshot.content, binary=binary)
     return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
-
-
-class _Once:
-    """A function that has an effect only the first time: a request is answered once, whatever happens."""
-
-    __slots__ = ("_do",)
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        self._do: Callable[[], None] | None = do
-
-    def __call__(self) -> None:
-        if self._do is not None:
-            do, self._do = self._do, None
-            do()
