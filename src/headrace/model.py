@@ -38,8 +38,9 @@ CHANNEL_PREFIX = "$channel/"
 ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Prefixes of topics whose records have an envelope. Only their own protocols publish there."""
 
-OLD_PREFIXES = {name.removeprefix("$"): name for name in ENVELOPE_PREFIXES}
-"""Present prefix of each reserved name space, by the prefix of earlier versions."""
+OLD_PREFIXES = tuple(prefix.removeprefix("$") for prefix in ENVELOPE_PREFIXES)
+"""The same prefixes in earlier versions."""
+_OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
 
 LAKE_READER = "lake"
 """The reader whose cursors are the positions up to which topics are in the lake."""
@@ -164,10 +165,7 @@ def legacy_name(name: str) -> str:
     """
     if name.startswith(ENVELOPE_PREFIXES):
         return name.removeprefix("$")
-    return f"${name}" if name.startswith(tuple(OLD_PREFIXES)) else name
-
-
-_OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
+    return f"${name}" if name.startswith(OLD_PREFIXES) else name
 
 
 class Refusal(StrEnum):

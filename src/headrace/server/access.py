@@ -153,7 +153,8 @@ class AccessGate:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if _is_change(scope) and _is_from_page(headers):
+        is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
+        if is_change and _is_from_page(headers):
             # For any page it shows, a browser sends some such requests to any host the machine can reach.
             return _refused(scope, 403, "pages in a browser may not change anything here")
         if scope["path"] in OPEN_PATHS or not self._tokens:
@@ -170,10 +171,6 @@ class AccessGate:
         if is_granted(known, HTTP) or scope["path"].startswith(f"{CHANNELS}/"):
             return None
         return _refused(scope, 403, "the token is not for the HTTP API")
-
-
-def _is_change(scope: Scope) -> bool:
-    return scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
 
 
 def _is_from_page(headers: Headers) -> bool:

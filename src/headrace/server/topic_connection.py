@@ -67,7 +67,8 @@ class TopicConnection(Connection):
         elif isinstance(command, readers.Read):
             self._read(command)
         elif isinstance(command, DetachCommand):
-            self._detach(command.topic)
+            self._ends(command.topic)
+            self._session.detached(command.topic)
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
@@ -111,10 +112,6 @@ class TopicConnection(Connection):
             self._shared.readers.release(self._claims.pop(topic))
             return True
         return False
-
-    def _detach(self, topic: str) -> None:
-        self._ends(topic)
-        self._session.detached(topic)
 
     def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         topic = subscription.topic

@@ -138,10 +138,8 @@ class ChannelConnection(PingedConnection):
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
-        if self._grant is None:
-            self.handle([self._session.turn_away()], 0)
-        else:
-            self.handle(self._session.let_in(), 0)
+        is_known = self._grant is not None
+        self.handle(self._session.let_in() if is_known else [self._session.turn_away()], 0)
 
     def _done(self, size: int) -> None:
         self._session.unanswered -= 1
