@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from headrace.broker.channel.channel import Accepted, Channel, Joined
+from headrace.broker.channel.channel import Accepted, Channel, Done, Joined, Refuse
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.member import Batch, Member, Receive
 from headrace.broker.channel.notes import StoredSnapshot
@@ -30,6 +30,7 @@ _PUSHED_BYTES_MAX = 1 << 16
 """Bytes of messages that are pushed before the transport is asked if it has room for more."""
 
 _LARGE = wire.Join | wire.Fetch | wire.SnapshotRequest
+Say = Callable[[dict[str, Any]], None]
 
 
 class ChannelConnections(PingedConnections):
@@ -190,7 +191,7 @@ class ChannelConnection(PingedConnection):
             elif isinstance(message, wire.SnapshotRequest):
                 self._load_snapshot(name, say, refuse)
             elif isinstance(message, wire.Fetch):
-                self._fetch(*self._member(name), message, refuse, done)
+                self._fetch(message, refuse, done)
             else:
                 assert request.content is not None
                 self._member(name)[0].upload(
@@ -204,12 +205,7 @@ class ChannelConnection(PingedConnection):
         if is_large:
             self._answer()  # write now, to know how much the peer leaves unread
 
-    def _load_snapshot(
-        self,
-        name: str,
-        say: Callable[[dict[str, Any]], None],
-        refuse: Callable[[ChannelError], None],
-    ) -> None:
+    def _load_snapshot(self, name: str, say: Say, refuse: Refuse) -> None:
         def found(snapshot: StoredSnapshot | None) -> None:
             binary = self._session.binary
             fields = None if snapshot is None else snapshot_fields(snapshot, binary=binary)
@@ -227,7 +223,7 @@ class ChannelConnection(PingedConnection):
         if not self._grant(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
-    def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
+    def _leave(self, message: wire.Leave, say: Say) -> None:
         name, processor = message.channel, self._session.processor
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
@@ -245,12 +241,7 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
         return channel, member
 
-    def _join(
-        self,
-        message: wire.Join,
-        say: Callable[[dict[str, Any]], None],
-        refuse: Callable[[ChannelError], None],
-    ) -> None:
+    def _join(self, message: wire.Join, say: Say, refuse: Refuse) -> None:
         name = message.channel
         limit = self._shared.limits.topics_attached_max
         is_new = name not in self._joined
@@ -298,14 +289,8 @@ class ChannelConnection(PingedConnection):
             session.say_encoded(wire.encode_acked(message.channel, offset))
         self._done(size)
 
-    def _fetch(
-        self,
-        channel: Channel,
-        member: Member,
-        message: wire.Fetch,
-        refuse: Callable[[ChannelError], None],
-        done: Callable[[], None],
-    ) -> None:
+    def _fetch(self, message: wire.Fetch, refuse: Refuse, done: Done) -> None:
+        channel, member = self._member(message.channel)
         limit = min(message.messages_max or FETCH_MESSAGES_MAX, FETCH_MESSAGES_MAX)
 
         def answer(batch: Batch) -> None:
