@@ -146,11 +146,10 @@ def is_reserved(name: str) -> bool:
 
 def reserved_reason(name: str) -> str:
     """Return the reason why a client cannot publish to a reserved topic."""
+    topic = quoted(name)
     if name.startswith(ENVELOPE_PREFIXES):
-        return f"topic {quoted(name)} is published to by its own protocol only"
-    return (
-        f'topic {quoted(name)} is reserved, as every name that begins with "$": choose another name'
-    )
+        return f"topic {topic} is published to by its own protocol only"
+    return f'topic {topic} is reserved, as every name that begins with "$": choose another name'
 
 
 def present_name(name: bytes) -> bytes:

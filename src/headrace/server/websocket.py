@@ -248,13 +248,11 @@ class _Frames(ServerListener):
         kind = frame.msg_type
         if kind is _BINARY and frame.fin and self._parts is None:
             self._add(payload)
-        elif kind is _BINARY or kind is _CONTINUATION:
-            self._fragment(frame, payload)
         elif kind is _TEXT and not self.connection.takes_text:
             self._refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
         elif kind is _TEXT and frame.fin and self._parts is None:
             self._add_text(payload)
-        elif kind is _TEXT:
+        elif kind is _BINARY or kind is _TEXT or kind is _CONTINUATION:
             self._fragment(frame, payload)
         elif kind is _CLOSE:
             self.hand_on()
@@ -285,10 +283,8 @@ class _Frames(ServerListener):
             return
         if frame.fin:
             whole, self._parts = bytes(self._parts), None
-            if self._is_text:
-                self._add_text(whole)
-            else:
-                self._add(whole)
+            add = self._add_text if self._is_text else self._add
+            add(whole)
 
     def _add_text(self, payload: bytes) -> None:
         try:

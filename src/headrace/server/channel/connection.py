@@ -106,18 +106,14 @@ class ChannelConnection(PingedConnection):
             # Requests that come with every message take the shortest path.
             if type(message) is wire.Ack:
                 channel, member = self._member(message.channel)
-                channel.ack(
-                    member,
-                    message.offset,
-                    partial(self._acked, message, size),
-                    partial(self._refuse_request, message, size),
-                )
+                acked = partial(self._acked, message, size)
+                refuse = partial(self._refuse_request, message, size)
+                channel.ack(member, message.offset, acked, refuse)
             elif type(message) is wire.Send:
                 channel, member = self._member(message.channel)
                 assert command.content is not None
-                channel.send(
-                    member, message.number, command.content, partial(self._accepted, message, size)
-                )
+                accepted = partial(self._accepted, message, size)
+                channel.send(member, message.number, command.content, accepted)
             else:
                 self._carry(command, size)
         except ChannelError as error:

@@ -186,10 +186,7 @@ class _Thread:
     """The thread and its state, which no other thread touches except through `calls` and `give_up`."""
 
     def __init__(
-        self,
-        connect: Callable[[], Database],
-        on_loop: Callable[..., None],
-        ended: Callable[[], None],
+        self, connect: Callable[[], Database], on_loop: Callable[..., None], ended: Done
     ) -> None:
         self._connect = connect
         self._on_loop = on_loop

@@ -112,13 +112,8 @@ class Logux(PingedConnections):
         handle = store.topic(topic)
         log = self._logs.get(topic)
         if log is None or log.topic is not handle:
-            log = self._logs[topic] = LoguxLog(
-                handle,
-                store,
-                self.runner,
-                self._ids,
-                partial(self.shared.metrics.count, "duplicates_refused_total"),
-            )
+            count = partial(self.shared.metrics.count, "duplicates_refused_total")
+            log = self._logs[topic] = LoguxLog(handle, store, self.runner, self._ids, count)
         return log
 
     def commit(self, topic: str, at: Position, records: Sequence[bytes]) -> _Commit:
