@@ -3,7 +3,6 @@
 import json
 import logging
 import sys
-import time
 from itertools import product
 from typing import NamedTuple
 
@@ -92,7 +91,7 @@ class Health(NamedTuple):
 def set_up(config: Config) -> None:
     handler = logging.StreamHandler(sys.stderr)
     is_json = config.log_format is LogFormat.JSON
-    human = _HumanFormatter("%(asctime)s %(levelname)s %(message)s")
+    human = _HumanFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
     handler.setFormatter(_JsonFormatter() if is_json else human)
     logging.getLogger().handlers[:] = [handler]
     set_level(config)
@@ -107,9 +106,6 @@ def set_level(config: Config) -> None:
 class _HumanFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return one_line(masked(super().formatMessage(record)))
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        return time.strftime("%H:%M:%S", time.localtime(record.created))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -7,9 +7,9 @@ rewrites it first: picows does not accept some headers in the form in which brow
 import asyncio
 import base64
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import NamedTuple, cast
+from typing import cast
 
 import httptools
 
@@ -35,26 +35,19 @@ _LONG_BODY = f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
 _VERSION = "13"
 
 
-class Route(NamedTuple):
-    """Paths at which the clients of one protocol connect."""
-
-    name: str
-    """Path in the form that people read in answers."""
-    find: Callable[[str], Callable[[], WebSocketConnection] | None]
-    """Function of a path that returns a factory of connections; None if the path is not of this route."""
+Route = Callable[[str], Callable[[], WebSocketConnection] | None]
+"""Function of a path that returns a factory of connections; None if the path is not of this route."""
 
 
 class Door:
     """State that the connections of the WebSocket listener share until their handshake is accepted."""
 
-    def __init__(self, shared: Connections, routes: Sequence[Route], origins: Origins) -> None:
+    def __init__(self, shared: Connections, routes: dict[str, Route], origins: Origins) -> None:
         self.shared = shared
         self.routes = routes
+        """Route of each protocol, by its path in the form that people read in answers."""
         self.origins = origins
         self.waiting = 0
-
-    def __call__(self) -> "Handshake":
-        return Handshake(self)
 
 
 class _Answer(Exception):  # noqa: N818
@@ -166,9 +159,10 @@ class Handshake(asyncio.Protocol):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
             status, body = shared.health.answer()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
-        make = next((make for route in self._door.routes if (make := route.find(path))), None)
+        routes = self._door.routes
+        make = next((make for route in routes.values() if (make := route(path))), None)
         if make is None:
-            known = ", ".join(route.name for route in self._door.routes)
+            known = ", ".join(routes)
             raise _Answer(404, f"there is nothing here: WebSocket clients connect at {known}")
         if self._method != "GET":
             raise _Answer(405, "a WebSocket is opened with GET", Allow="GET")

@@ -9,6 +9,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -35,12 +37,12 @@ from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
-from headrace.server.channel.connection import ChannelConnections
+from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.rules import make_channels, make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
-from headrace.server.handshake import Door, Route
+from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
@@ -49,7 +51,8 @@ from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
-from headrace.server.topic_connection import FiggConnection, Wombats
+from headrace.server.topic_connection import FiggConnection, WombatConnection
+from headrace.server.websocket import HeardConnections
 from headrace.wire import channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -166,7 +169,7 @@ class Server:
         connections = self._connections = Connections(
             self._broker, config.limits, self._metrics, Health(self._store, clock)
         )
-        self._wombats = Wombats(connections)
+        self._wombats = HeardConnections(connections)
         self._logux = Logux(
             connections,
             self._runner,
@@ -189,14 +192,18 @@ class Server:
         self._channel_connections = ChannelConnections(
             connections, channels, config.channels, Credentials(self._tokens, of="channels")
         )
-        routes = (
-            Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
-            Route(channel.PATH, {channel.PATH: self._channel_connections}.get),
-            Route(f"{logux.PATH}/LOG", self._logux.route),
-        )
+        routes: dict[str, Route] = {
+            wombat.PATH: {wombat.PATH: partial(WombatConnection, self._wombats)}.get,
+            channel.PATH: {channel.PATH: partial(ChannelConnection, self._channel_connections)}.get,
+            f"{logux.PATH}/LOG": self._logux.route,
+        }
         door = self._door = Door(connections, routes, config.listen.origins)
         connections.listeners = {name: str(address_of(sock)) for name, sock in sockets.items()}
-        for name, make in (("figg", lambda: FiggConnection(connections)), ("ws", door)):
+        protocols: dict[str, Callable[[], asyncio.Protocol]] = {
+            "figg": partial(FiggConnection, connections),
+            "ws": partial(Handshake, door),
+        }
+        for name, make in protocols.items():
             listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
             self._listeners.append(listener)
         self._waiting = LongPolls(self._store)

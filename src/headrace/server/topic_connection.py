@@ -258,13 +258,6 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         self.lost()
 
 
-class Wombats(HeardConnections):
-    """The Wombat connections of one server."""
-
-    def __call__(self) -> "WombatConnection":
-        return WombatConnection(self)
-
-
 class WombatConnection(TopicConnection, HeardConnection):
     """Wombat over WebSocket. A silent client is closed."""
 
@@ -275,7 +268,7 @@ class WombatConnection(TopicConnection, HeardConnection):
     large_refusal = Refusal.LARGE_PAYLOAD
     _session: WombatServerSession
 
-    def __init__(self, hub: Wombats) -> None:
+    def __init__(self, hub: HeardConnections) -> None:
         shared = hub.shared
         super().__init__(hub, WombatServerSession(shared.loop.time(), shared.limits.silence_s))
 

@@ -47,9 +47,6 @@ class ChannelConnections(PingedConnections):
         self.channels = channels
         self.credentials = credentials
 
-    def __call__(self) -> "ChannelConnection":
-        return ChannelConnection(self)
-
 
 class ChannelConnection(PingedConnection):
     """A connection of channel clients. Implements `MemberConnection` of the broker."""
