@@ -38,11 +38,9 @@ CHANNEL_PREFIX = "$channel/"
 ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Prefixes of topics whose records have an envelope. Only their own protocols publish there."""
 
-RESERVED_MARK = "$"
-"""First character of all reserved names. Clients can read such topics, but cannot publish to them."""
-
-OLD_PREFIXES = {name.removeprefix("$"): name for name in ENVELOPE_PREFIXES}
-"""Present prefix of each reserved name space, by the prefix of earlier versions."""
+OLD_PREFIXES = tuple(prefix.removeprefix("$") for prefix in ENVELOPE_PREFIXES)
+"""The same prefixes in earlier versions."""
+_OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
 
 LAKE_READER = "lake"
 """The reader whose cursors are the positions up to which topics are in the lake."""
@@ -93,17 +91,8 @@ class Span(NamedTuple):
 
 def check_topic_name(name: str) -> bytes:
     """Return the name's bytes, or raise BadTopicNameError with the reason."""
-    try:
-        encoded = name.encode()
-    except UnicodeEncodeError:
-        raise BadTopicNameError("a topic name must be valid UTF-8") from None
-    if not encoded:
-        raise BadTopicNameError("a topic name must not be empty")
-    if len(encoded) > topic_bytes_max(encoded):
-        raise BadTopicNameError(
-            f"a topic name may have {topic_bytes_max(encoded)} bytes of UTF-8, this one has {len(encoded)}"
-        )
-    return encoded
+    bytes_max = RESERVED_TOPIC_BYTES_MAX if name.startswith("$") else TOPIC_BYTES_MAX
+    return _checked(name, "a topic name", bytes_max, BadTopicNameError)
 
 
 def topic_bytes_max(name: bytes) -> int:
@@ -113,16 +102,18 @@ def topic_bytes_max(name: bytes) -> int:
 
 def check_reader_name(name: str) -> bytes:
     """Return the name's bytes, or raise BadReaderNameError with the reason."""
+    return _checked(name, "a reader's name", READER_BYTES_MAX, BadReaderNameError)
+
+
+def _checked(name: str, what: str, bytes_max: int, error: type[Exception]) -> bytes:
     try:
         encoded = name.encode()
     except UnicodeEncodeError:
-        raise BadReaderNameError("a reader's name must be valid UTF-8") from None
+        raise error(f"{what} must be valid UTF-8") from None
     if not encoded:
-        raise BadReaderNameError("a reader's name must not be empty")
-    if len(encoded) > READER_BYTES_MAX:
-        raise BadReaderNameError(
-            f"a reader's name may have {READER_BYTES_MAX} bytes of UTF-8, this one has {len(encoded)}"
-        )
+        raise error(f"{what} must not be empty")
+    if len(encoded) > bytes_max:
+        raise error(f"{what} may have {bytes_max} bytes of UTF-8, this one has {len(encoded)}")
     return encoded
 
 
@@ -149,17 +140,16 @@ def check_publish_topic(name: str) -> bytes:
 
 
 def is_reserved(name: str) -> bool:
-    """Return True for a topic that clients of Figg and Wombat cannot publish to."""
-    return name.startswith(RESERVED_MARK)
+    """Return True for a topic that clients of Figg and Wombat can read, but cannot publish to."""
+    return name.startswith("$")
 
 
 def reserved_reason(name: str) -> str:
     """Return the reason why a client cannot publish to a reserved topic."""
+    topic = quoted(name)
     if name.startswith(ENVELOPE_PREFIXES):
-        return f"topic {quoted(name)} is published to by its own protocol only"
-    return (
-        f'topic {quoted(name)} is reserved, as every name that begins with "$": choose another name'
-    )
+        return f"topic {topic} is published to by its own protocol only"
+    return f'topic {topic} is reserved, as every name that begins with "$": choose another name'
 
 
 def present_name(name: bytes) -> bytes:
@@ -174,10 +164,7 @@ def legacy_name(name: str) -> str:
     """
     if name.startswith(ENVELOPE_PREFIXES):
         return name.removeprefix("$")
-    return f"${name}" if name.startswith(tuple(OLD_PREFIXES)) else name
-
-
-_OLD_PREFIXES = tuple(prefix.encode() for prefix in OLD_PREFIXES)
+    return f"${name}" if name.startswith(OLD_PREFIXES) else name
 
 
 class Refusal(StrEnum):

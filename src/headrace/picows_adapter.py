@@ -11,17 +11,16 @@ import logging
 import sys
 from typing import Any, Protocol
 
-from picows import (
-    WSAutoPingStrategy,
-    WSCloseCode,
-    WSError,
-    WSFrame,
-    WSInvalidStatusError,
-    WSListener,
-    WSMsgType,
-    WSTransport,
-    ws_connect,
-)
+# Names with an alias are for other modules, which do not import picows.
+from picows import WSAutoPingStrategy
+from picows import WSCloseCode as WSCloseCode
+from picows import WSError as WSError
+from picows import WSFrame as WSFrame
+from picows import WSInvalidStatusError as WSInvalidStatusError
+from picows import WSListener as WSListener
+from picows import WSMsgType as WSMsgType
+from picows import WSTransport as WSTransport
+from picows import ws_connect as ws_connect
 
 try:
     from picows.picows import WSProtocol  # type: ignore[attr-defined]
@@ -29,22 +28,6 @@ except ImportError:
     WSProtocol = object  # clients need only the public API, and work without it
 
 from headrace.errors import HeadraceError
-
-__all__ = (
-    "KNOWN_VERSION",
-    "ServerConnection",
-    "ServerListener",
-    "WSCloseCode",
-    "WSError",
-    "WSFrame",
-    "WSInvalidStatusError",
-    "WSListener",
-    "WSMsgType",
-    "WSTransport",
-    "check_can_serve",
-    "serve",
-    "ws_connect",
-)
 
 logger = logging.getLogger(__name__)
 

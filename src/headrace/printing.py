@@ -21,8 +21,6 @@ def quoted(text: str) -> str:
     """Return the text in double quotes, as in JSON. Characters that could control a terminal are escaped."""
     if len(text) > _QUOTED_MAX:
         return quoted(text[:_QUOTED_MAX]) + "…"
-    if text.isprintable() and '"' not in text and "\\" not in text:
-        return f'"{text}"'
     return '"' + "".join(map(_escape, text)) + '"'
 
 
@@ -33,7 +31,7 @@ def printable(name: str) -> str:
 
 def one_line(text: str) -> str:
     """Return the text with all characters escaped that could begin a line or move a terminal's cursor."""
-    return text if text.isprintable() else "".join(map(_escape_control, text))
+    return "".join(one if one.isprintable() else _escape(one) for one in text)
 
 
 def described(error: BaseException) -> str:
@@ -72,19 +70,13 @@ def size(count: float) -> str:
 
 def masked_secret(value: str) -> str:
     """Return a secret for printing: a URL without its password, and `***` for other values unless empty."""
-    if not value:
-        return value
-    return masked(value) if "://" in value else MASK
+    return masked(value) if "://" in value or not value else MASK
 
 
 def masked(text: str) -> str:
     """Return the text with the passwords of URLs and connection strings replaced by `***`."""
     text = _USER_INFO.sub(rf"\g<scheme>\g<user>:{MASK}@", text)
     return _PARAMETER.sub(rf"\g<name>{MASK}", text)
-
-
-def _escape_control(character: str) -> str:
-    return character if character.isprintable() else _escape(character)
 
 
 def _escape(character: str) -> str:

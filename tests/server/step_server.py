@@ -20,7 +20,7 @@ from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.logux.connection import Logux
-from headrace.server.topic_connection import Wombats
+from headrace.server.websocket import HeardConnections
 from tests.fakes.store import StepStore
 
 MEMORY = "memory/"
@@ -50,7 +50,7 @@ class StepServer:
 
         broker = Broker(self.steps.store, self.runner, failed)
         self.connections = Connections(broker, Limits(), Metrics(), health_of(self.steps.store))
-        self.wombats = Wombats(self.connections)
+        self.wombats = HeardConnections(self.connections)
         self.logux = Logux(
             self.connections,
             self.runner,

@@ -13,6 +13,7 @@ import logging
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from starlette.datastructures import Headers
@@ -28,7 +29,7 @@ from headrace.printing import quoted
 logger = logging.getLogger(__name__)
 
 
-def load_hook(key: str, name: str) -> Callable[..., Any] | None:
+def load_hook(key: str, name: str) -> Any:
     """Return the function that `name` names; None if `name` is empty. Raises `ConfigError`."""
     if not name:
         return None
@@ -42,11 +43,14 @@ def load_hook(key: str, name: str) -> Callable[..., Any] | None:
         raise ConfigError(f"{key} = {quoted(name)} cannot be loaded: {error}") from None
     if not callable(found):
         raise ConfigError(f"{key} = {quoted(name)} is not a function")
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
 """Function of a peer's node id and credentials that returns True if the peer is accepted."""
+
+Grant = Callable[[str], bool]
+"""Function that returns True for a topic that an accepted peer may use."""
 
 HTTP = "http"
 """The grant for the HTTP API."""
@@ -79,17 +83,17 @@ class Credentials:
             found = self._verify(node, shown)
             return bool(await found if inspect.isawaitable(found) else found)
         grant = self.grant(node, shown, address)
-        return grant is not None and grant.covers(topic)
+        return grant is not None and grant(topic)
 
-    def grant(self, node: str | int | float, shown: Any, address: str) -> "Grant | None":
+    def grant(self, node: str | int | float, shown: Any, address: str) -> Grant | None:
         """Return the grant of a peer at this address, by tokens alone; None if the peer is not accepted."""
         if not self._tokens:
-            return Grant(None) if self._is_near(address) else None
+            return (lambda topic: True) if self._is_near(address) else None
         token = shown.get("token") if isinstance(shown, dict) else shown
         known = find_token(self._tokens, token) if isinstance(token, str) else None
         if known is None or known.user not in (None, user_of(node)):
             return None
-        return Grant(known)
+        return partial(is_granted, known)
 
     def _is_near(self, address: str) -> bool:
         if not ipaddress.ip_address(address).is_loopback:
@@ -103,26 +107,11 @@ class Credentials:
         return True
 
 
-class Grant:
-    """Topics that an accepted peer may use."""
-
-    __slots__ = ("_token",)
-
-    def __init__(self, token: AccessToken | None) -> None:
-        self._token = token
-
-    def covers(self, topic: str) -> bool:
-        return self._token is None or is_granted(self._token, topic)
-
-
 def find_token(tokens: Sequence[AccessToken], token: str) -> AccessToken | None:
     # All tokens are compared in constant time, so that the duration says nothing about any of them.
     digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-    found = None
-    for one in tokens:
-        if hmac.compare_digest(digest, one.sha256.lower()):
-            found = one
-    return found
+    found = [one for one in tokens if hmac.compare_digest(digest, one.sha256.lower())]
+    return found[-1] if found else None
 
 
 def is_granted(token: AccessToken, what: str) -> bool:
@@ -164,7 +153,8 @@ class AccessGate:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        if _is_change(scope) and _is_from_page(headers):
+        is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
+        if is_change and _is_from_page(headers):
             # For any page it shows, a browser sends some such requests to any host the machine can reach.
             return _refused(scope, 403, "pages in a browser may not change anything here")
         if scope["path"] in OPEN_PATHS or not self._tokens:
@@ -183,16 +173,10 @@ class AccessGate:
         return _refused(scope, 403, "the token is not for the HTTP API")
 
 
-def _is_change(scope: Scope) -> bool:
-    return scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
-
-
 def _is_from_page(headers: Headers) -> bool:
     # For parts of a page, such as images, browsers send no `Origin`, but they send `Sec-Fetch-Site`.
-    return "origin" in headers or headers.get("sec-fetch-site", "none") not in (
-        "none",
-        "same-origin",
-    )
+    site = headers.get("sec-fetch-site", "none")
+    return "origin" in headers or site not in ("none", "same-origin")
 
 
 def _bearer(headers: list[str]) -> str | None:

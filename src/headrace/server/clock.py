@@ -40,6 +40,13 @@ SETTLE_MS = 10 * 60 * 1000
 """Time after a reboot in which the clock may catch up with the time that the machine was off."""
 
 
+class _Jump(NamedTuple):
+    offset_ms: int
+    """Offset from CLOCK_BOOTTIME to the wall clock."""
+    since_ms: int
+    """Time when the jump was first seen, by CLOCK_BOOTTIME."""
+
+
 class KnownTime(Struct, frozen=True, forbid_unknown_fields=True):
     """State of the clock that the next server process needs."""
 
@@ -47,15 +54,8 @@ class KnownTime(Struct, frozen=True, forbid_unknown_fields=True):
     offset_ms: int
     """Offset from CLOCK_BOOTTIME to the server's time. It is useless after a reboot."""
     now_ms: int
-    jump: tuple[int, int] | None
-    """Unconfirmed jump, with the fields of `_Jump`; None without a jump."""
-
-
-class _Jump(NamedTuple):
-    offset_ms: int
-    """Offset from CLOCK_BOOTTIME to the wall clock."""
-    since_ms: int
-    """Time when the jump was first seen, by CLOCK_BOOTTIME."""
+    jump: _Jump | None
+    """The unconfirmed jump."""
 
 
 class SteadyClock:
@@ -82,7 +82,7 @@ class SteadyClock:
             self._offset_ms = wall_ms() - now_ms
         elif known.boot_id == boot_id:
             self._offset_ms = known.offset_ms
-            self._jump = _Jump(*known.jump) if known.jump is not None else None
+            self._jump = known.jump
         else:
             self._offset_ms = known.now_ms - now_ms
             self._settled_ms = now_ms + SETTLE_MS
@@ -106,10 +106,8 @@ class SteadyClock:
         boot_ms = self._boot_ms()
         wall_offset_ms = self._wall_ms() - boot_ms
         ahead_ms = wall_offset_ms - self._offset_ms
-        forward_max_ms = self._jump_ms
-        if boot_ms < self._settled_ms:
-            forward_max_ms = max(self._jump_ms, self._off_ms)
-        if -self._jump_ms <= ahead_ms <= forward_max_ms:
+        off_ms = self._off_ms if boot_ms < self._settled_ms else 0
+        if -self._jump_ms <= ahead_ms <= max(self._jump_ms, off_ms):
             if self._jump is not None:
                 logger.warning("the wall clock agrees with the server's time again")
             self._follow(wall_offset_ms)
@@ -185,31 +183,27 @@ class ClockFile:
     def read(self) -> KnownTime | None:
         try:
             crc, _, line = self._path.read_bytes().partition(b" ")
-            if crc != _crc(line):
-                return None
-            return msgspec.json.decode(line, type=KnownTime)
+            return msgspec.json.decode(line, type=KnownTime) if crc == _crc(line) else None
         except (OSError, msgspec.MsgspecError):
             return None
 
     def tick(self, clock: SteadyClock) -> None:
         """Save the time every minute, and when a jump begins or ends."""
         known, saved = clock.known, self._saved
-        if self._saving or (saved is not None and not _differ(known, saved)):
-            return
-        self._saved, self._saving = known, True
-        self._runner.background(lambda: self.save(known), self._is_saved)
+        is_due = (
+            saved is None
+            or abs(known.now_ms - saved.now_ms) >= SAVE_MS
+            or (known.jump is None) != (saved.jump is None)
+        )
+        if is_due and not self._saving:
+            self._saved, self._saving = known, True
+            self._runner.background(lambda: self.save(known), self._is_saved)
 
     def save(self, known: KnownTime) -> None:
         """Write the file and fsync it. May be called from any thread."""
         new = self._path.with_suffix(".new")
-        fd = self._disk.open(new, create=True)
-        try:
-            self._disk.cut(fd, 0)
-            line = msgspec.json.encode(known) + b"\n"
-            self._disk.write(fd, [_crc(line), b" ", line], 0)
-            self._disk.sync(fd)
-        finally:
-            self._disk.close(fd)
+        line = msgspec.json.encode(known) + b"\n"
+        self._disk.write_file(new, [_crc(line), b" ", line], synced=True)
         self._disk.rename(new, self._path)
         self._disk.sync_directory(self._path.parent)
 
@@ -222,8 +216,3 @@ class ClockFile:
 
 def _crc(line: bytes) -> bytes:
     return b"%08x" % crc32c(line)
-
-
-def _differ(known: KnownTime, saved: KnownTime) -> bool:
-    is_old = abs(known.now_ms - saved.now_ms) >= SAVE_MS
-    return is_old or (known.jump is None) != (saved.jump is None)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from headrace.broker.broker import Broker, BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim, Readers
 from headrace.config.settings import Limits
-from headrace.model import Refusal
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.loop import Turns
 from headrace.server.refusals import Refusals
@@ -89,10 +88,8 @@ class Connections:
         store = self.broker.store
         if store.pending_bytes > self.limits.publish_bytes_max:
             return unacknowledged_bytes <= CROWDED_BYTES_MAX
-        held_back = bool(store.held_back)
-        return unacknowledged_bytes <= (
-            HELD_BACK_BYTES_MAX if held_back else UNACKNOWLEDGED_BYTES_MAX
-        )
+        bytes_max = HELD_BACK_BYTES_MAX if store.held_back else UNACKNOWLEDGED_BYTES_MAX
+        return unacknowledged_bytes <= bytes_max
 
     def tick(self) -> None:
         """Read again from paused connections that are below their limit, because the limit has changed."""
@@ -206,8 +203,8 @@ class Connection:
 
     # Transport
 
-    def opened(self, transport: asyncio.Transport) -> bool:
-        """Register the connected peer. Return False if it was refused."""
+    def opened(self, transport: asyncio.Transport) -> None:
+        """Register the connected peer, or refuse it."""
         self._transport = transport
         self.peer = peer_name(transport)
         shared = self._shared
@@ -215,11 +212,14 @@ class Connection:
         if shared.full:
             shared.refused(self.peer)
             transport.abort()
-            return False
+            return
         shared.open.add(self)
-        set_socket_options(transport)
+        sock = transport.get_extra_info("socket")
+        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES_MAX)
         transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX, low=UNSENT_BYTES_MAX // 4)
-        return True
 
     def lost(self) -> None:
         self._shared.lost(self)
@@ -233,25 +233,27 @@ class Connection:
 
     def handle(self, commands: Sequence[object], size: int) -> None:
         """Execute the commands of one read of `size` bytes, after those of earlier reads."""
-        waiting = self._commands is not None
         if self._commands is None:
-            self._commands = deque()
-        self._commands.extend((command, size) for command in commands)
-        if not waiting:
+            self._commands = deque((command, size) for command in commands)
             self._carry_out()
+        else:
+            self._commands.extend((command, size) for command in commands)
 
     def _carry_out(self) -> None:
         """Execute pending commands, at most `COMMANDS_AT_ONCE_MAX` in one turn."""
         commands = self._commands
         assert commands is not None
-        is_over = self._goodbye is not None or self._closed or self._transport.is_closing()
-        if self._closed or self._transport.is_closing():
+        is_gone = self.is_gone
+        is_over = is_gone or self._goodbye is not None
+        if is_gone:
             commands.clear()
         elif not commands and not is_over:
             commands.extend(self._decode_more())
         for _ in range(min(COMMANDS_AT_ONCE_MAX, len(commands))):
             if self._goodbye is not None:
-                self._discard(commands)
+                for command, _size in commands:
+                    self._session.discard(command)
+                commands.clear()
                 break
             command, size = commands.popleft()
             if isinstance(command, Close):
@@ -276,12 +278,6 @@ class Connection:
     def _decode_more(self) -> Sequence[tuple[object, int]]:
         """Return the next commands from received bytes, in the form of `_commands`."""
         return ()
-
-    def _discard(self, commands: deque[tuple[object, int]]) -> None:
-        """Discard the commands that follow a refusal."""
-        for command, _ in commands:
-            self._session.discard(command)
-        commands.clear()
 
     def more_to_read(self) -> None:
         """Pause reading if large reads in a row take longer than `_TURN_S`, so that others need not wait.
@@ -347,26 +343,20 @@ class Connection:
             self._pulling.pop(subscription, None)
 
     def _refuse(self, command: Close) -> None:
-        held_s = 0.0
+        shared, held_s = self._shared, 0.0
         if command.refused is not None:
-            held_s = self._hold(command.reason, command.refused)
+            shared.metrics.count("connections_closed_for_bad_input_total")
+            # The peer would send the same publish again at once.
+            held_s = shared.refusals.hold(self, command.reason, command.refused)
+            if held_s:
+                self._hold_timer = shared.loop.call_later(held_s, self.end_hold)
         elif command.is_peers_fault:
             self.count_refusal(command.reason)
         self._goodbye = command
         self.pause(Pause.CLOSING)
         # Commits may be held back for hours. A socket that the peer cannot use is not kept open until then.
-        self._goodbye_timer = self._shared.loop.call_later(
-            held_s + GOODBYE_TIMEOUT_S, self._transport.abort
-        )
-
-    def _hold(self, reason: str, why: Refusal) -> float:
-        """Hold a peer that would send the same publish again at once. Return the duration in seconds."""
-        shared = self._shared
-        shared.metrics.count("connections_closed_for_bad_input_total")
-        held_s = shared.refusals.hold(self, reason, why)
-        if held_s:
-            self._hold_timer = shared.loop.call_later(held_s, self.end_hold)
-        return held_s
+        wait_s = held_s + GOODBYE_TIMEOUT_S
+        self._goodbye_timer = shared.loop.call_later(wait_s, self._transport.abort)
 
     def end_hold(self) -> None:
         """End the hold: its time is over, or the peer left. Close once its publishes are acknowledged."""
@@ -378,6 +368,10 @@ class Connection:
             self._hold_timer.cancel()
             self._hold_timer = None
             self._shared.refusals.release(self)
+
+    @property
+    def is_gone(self) -> bool:
+        return self._closed or self._transport.is_closing()
 
     @property
     def address(self) -> str:
@@ -418,14 +412,14 @@ class Connection:
 
     def pause(self, why: int) -> None:
         """Stop reading until every reason for a pause is gone."""
-        if not self._paused and not self._closed and not self._transport.is_closing():
+        if not self._paused and not self.is_gone:
             self._transport.pause_reading()
         self._paused |= why
 
     def _resume(self, why: int) -> None:
         if self._paused & why:
             self._paused &= ~why
-            if not self._paused and not self._closed and not self._transport.is_closing():
+            if not self._paused and not self.is_gone:
                 self._transport.resume_reading()
                 self._reads_again(why)
 
@@ -434,7 +428,7 @@ class Connection:
 
     def close(self, reason: str, code: int) -> None:
         """Send pending answers and the reason, then hang up."""
-        if not self._closed and not self._transport.is_closing():
+        if not self.is_gone:
             self._write(self._session.data_to_send())
             self._say_goodbye(reason, code)
             self._hang_up()
@@ -492,14 +486,11 @@ class Connection:
     def _pump_soon(self) -> None:
         if not self._pumping:
             self._pumping = True
-            self._shared.turns.later(self._pump_now)
-
-    def _pump_now(self) -> None:
-        self._pumping = False
-        self._pump()
+            self._shared.turns.later(self._pump)
 
     def _pump(self) -> None:
         """Write waiting data while there is room: queued live records first, because they came first."""
+        self._pumping = False
         written = 0
         until = time.monotonic() + _TURN_S
         for _ in range(_PUMP_ITEMS):
@@ -515,11 +506,8 @@ class Connection:
                 del self._pulling[subscription]
                 data = self._shared.broker.pull(subscription)
                 self._pulled(subscription)
-                if (
-                    data
-                    and subscription.state is SubscriptionState.RESUMING
-                    and self._wants_more(subscription)
-                ):
+                resumes = data and subscription.state is SubscriptionState.RESUMING
+                if resumes and self._wants_more(subscription):
                     self._pulling[subscription] = None
             else:
                 return
@@ -565,11 +553,3 @@ class _Ending(asyncio.Protocol):
 def peer_name(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if name else "unknown"
-
-
-def set_socket_options(transport: asyncio.BaseTransport) -> None:
-    sock = transport.get_extra_info("socket")
-    if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES_MAX)

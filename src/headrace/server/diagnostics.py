@@ -3,8 +3,8 @@
 import json
 import logging
 import sys
-import time
 from itertools import product
+from typing import NamedTuple
 
 from headrace.config.settings import Config, LogFormat
 from headrace.log.store import Store
@@ -37,8 +37,6 @@ GAUGES = {
     "batches_pending": "Batches that are decided and not completely appended yet.",
     "damaged_blocks": "Parts of staged files that could not be read when their batch was appended.",
 }
-
-
 REFUSALS_HELP = "Publishes that were refused and would be refused again, by protocol and reason."
 REFUSING_PROTOCOLS = ("figg", "wombat")
 
@@ -57,35 +55,33 @@ class Metrics:
     def text(self, gauges: dict[str, int]) -> str:
         lines: list[str] = []
         for name, value in self._counts.items():
-            lines += _described(name, "counter", COUNTERS[name], value)
-        lines += _head("refusals_total", "counter", REFUSALS_HELP)
-        for (protocol, why), value in self._refusals.items():
-            labels = f'protocol="{protocol}",reason="{why}"'
-            lines.append(f"headrace_refusals_total{{{labels}}} {value}")
+            lines += _described(name, "counter", COUNTERS[name], {"": value})
+        refusals = {
+            f'{{protocol="{protocol}",reason="{why}"}}': value
+            for (protocol, why), value in self._refusals.items()
+        }
+        lines += _described("refusals_total", "counter", REFUSALS_HELP, refusals)
         for name, help_text in GAUGES.items():
-            lines += _described(name, "gauge", help_text, gauges[name])
+            lines += _described(name, "gauge", help_text, {"": gauges[name]})
         return "\n".join(lines) + "\n"
 
 
-def _described(name: str, kind: str, help_text: str, value: int) -> list[str]:
-    return [*_head(name, kind, help_text), f"headrace_{name} {value}"]
+def _described(name: str, kind: str, help_text: str, values: dict[str, int]) -> list[str]:
+    """Return the lines of a metric. The keys of `values` are labels."""
+    head = [f"# HELP headrace_{name} {help_text}", f"# TYPE headrace_{name} {kind}"]
+    return head + [f"headrace_{name}{labels} {value}" for labels, value in values.items()]
 
 
-def _head(name: str, kind: str, help_text: str) -> list[str]:
-    return [f"# HELP headrace_{name} {help_text}", f"# TYPE headrace_{name} {kind}"]
-
-
-class Health:
-    def __init__(self, store: Store, clock: SteadyClock) -> None:
-        self._store = store
-        self._clock = clock
+class Health(NamedTuple):
+    store: Store
+    clock: SteadyClock
 
     def answer(self) -> tuple[int, dict[str, str]]:
         """Return the status and body of an answer to `/healthz`."""
-        reason = self._store.held_back
+        reason = self.store.held_back
         body = {"status": reason or "ok"}
-        if self._clock.trouble:
-            body["clock"] = self._clock.trouble  # publishes are still accepted
+        if self.clock.trouble:
+            body["clock"] = self.clock.trouble  # publishes are still accepted
         return 503 if reason else 200, body
 
 
@@ -94,12 +90,10 @@ class Health:
 
 def set_up(config: Config) -> None:
     handler = logging.StreamHandler(sys.stderr)
-    if config.log_format is LogFormat.JSON:
-        handler.setFormatter(_JsonFormatter())
-    else:
-        handler.setFormatter(_HumanFormatter("%(asctime)s %(levelname)s %(message)s"))
-    root = logging.getLogger()
-    root.handlers[:] = [handler]
+    is_json = config.log_format is LogFormat.JSON
+    human = _HumanFormatter("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+    handler.setFormatter(_JsonFormatter() if is_json else human)
+    logging.getLogger().handlers[:] = [handler]
     set_level(config)
     for library in ("asyncio", "uvicorn", "uvicorn.error"):
         logging.getLogger(library).setLevel(logging.WARNING)
@@ -112,9 +106,6 @@ def set_level(config: Config) -> None:
 class _HumanFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         return one_line(masked(super().formatMessage(record)))
-
-    def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:  # noqa: N802
-        return time.strftime("%H:%M:%S", time.localtime(record.created))
 
 
 class _JsonFormatter(logging.Formatter):

@@ -6,11 +6,10 @@ rewrites it first: picows does not accept some headers in the form in which brow
 
 import asyncio
 import base64
-import binascii
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from http import HTTPStatus
-from typing import NamedTuple, cast
+from typing import cast
 
 import httptools
 
@@ -32,34 +31,23 @@ ORIGIN_MAX = 300
 BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
 
+_LONG_BODY = f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
 _VERSION = "13"
 
 
-class Route(NamedTuple):
-    """Paths at which the clients of one protocol connect."""
-
-    name: str
-    """Path in the form that people read in answers."""
-    find: Callable[[str], Callable[[], WebSocketConnection] | None]
-    """Function of a path that returns a factory of connections; None if the path is not of this route."""
+Route = Callable[[str], Callable[[], WebSocketConnection] | None]
+"""Function of a path that returns a factory of connections; None if the path is not of this route."""
 
 
 class Door:
     """State that the connections of the WebSocket listener share until their handshake is accepted."""
 
-    def __init__(
-        self,
-        shared: Connections,
-        routes: Sequence[Route],
-        origins: Origins,
-    ) -> None:
+    def __init__(self, shared: Connections, routes: dict[str, Route], origins: Origins) -> None:
         self.shared = shared
         self.routes = routes
+        """Route of each protocol, by its path in the form that people read in answers."""
         self.origins = origins
         self.waiting = 0
-
-    def __call__(self) -> "Handshake":
-        return Handshake(self)
 
 
 class _Answer(Exception):  # noqa: N818
@@ -74,20 +62,6 @@ class _Answer(Exception):  # noqa: N818
 class Handshake(asyncio.Protocol):
     """One request: it becomes a WebSocket, or it gets a plain answer and the connection ends."""
 
-    __slots__ = (
-        "_answered",
-        "_complete",
-        "_door",
-        "_headers",
-        "_meter",
-        "_method",
-        "_parser",
-        "_timer",
-        "_transport",
-        "_url",
-        "_version",
-    )
-
     def __init__(self, door: Door) -> None:
         self._door = door
         self._parser = httptools.HttpRequestParser(self)
@@ -101,13 +75,12 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        shared = self._door.shared
         if self._door.waiting >= HANDSHAKES_MAX:
-            shared.refused(peer_name(transport), "too many handshakes at once")
+            self._refused("too many handshakes at once")
             self._transport.abort()
             return
         self._door.waiting += 1
-        self._timer = shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
+        self._timer = self._door.shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_wait()
@@ -149,9 +122,8 @@ class Handshake(asyncio.Protocol):
         if self._answered:
             return  # `hang_up` ends the connection
         if self._method or self._url:
-            self._refuse_request(
-                RequestRefusedError(408, f"a request must come within {HANDSHAKE_TIMEOUT_S:g} s")
-            )
+            why = f"a request must come within {HANDSHAKE_TIMEOUT_S:g} s"
+            self._refuse_request(RequestRefusedError(408, why))
         else:
             self._transport.abort()
 
@@ -179,21 +151,20 @@ class Handshake(asyncio.Protocol):
     def _judge(self) -> WebSocketConnection:
         """Return the connection that this request opens. Raise the answer if it opens none."""
         if int(self._header("content-length") or 0) > BODY_BYTES_MAX:
-            raise RequestRefusedError(
-                413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
-            )
+            raise RequestRefusedError(413, _LONG_BODY)
         path = self._url.partition(b"?")[0].decode("latin-1")
-        method = self._method
+        shared = self._door.shared
         if path == "/healthz":
-            if method not in ("GET", "HEAD"):
+            if self._method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
-            status, body = self._door.shared.health.answer()
+            status, body = shared.health.answer()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
-        make = next((make for route in self._door.routes if (make := route.find(path))), None)
+        routes = self._door.routes
+        make = next((make for route in routes.values() if (make := route(path))), None)
         if make is None:
-            known = ", ".join(route.name for route in self._door.routes)
+            known = ", ".join(routes)
             raise _Answer(404, f"there is nothing here: WebSocket clients connect at {known}")
-        if method != "GET":
+        if self._method != "GET":
             raise _Answer(405, "a WebSocket is opened with GET", Allow="GET")
         if self._header("content-length") not in ("", "0") or "transfer-encoding" in self._headers:
             raise _Answer(400, "a WebSocket handshake has no body")
@@ -207,16 +178,12 @@ class Handshake(asyncio.Protocol):
             )
         if not _is_key(self._header("sec-websocket-key")):
             raise _Answer(400, "Sec-WebSocket-Key must be 16 bytes in base64")
-        if not self._comes_from_an_allowed_page():
+        if why := self._why_page_is_refused():
             # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
-            self._refused(self._why_page_is_refused())
+            self._refused(why)
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
-        if self._door.shared.full:
-            why = (
-                "the server is stopping"
-                if self._door.shared.draining
-                else "connections_max is reached"
-            )
+        if shared.full:
+            why = "the server is stopping" if shared.draining else "connections_max is reached"
             self._refused(why)
             raise _Answer(503, why)
         return make()
@@ -232,17 +199,13 @@ class Handshake(asyncio.Protocol):
             and "upgrade" in self._tokens("connection")
         )
 
-    def _comes_from_an_allowed_page(self) -> bool:
-        origins = self._headers.get("origin")
-        # Only browsers send an Origin, and they always do. Other clients could send any value.
-        return origins is None or (
-            len(origins) == 1 and self._door.origins.allow(origins[0], self._header("host"))
-        )
-
     def _why_page_is_refused(self) -> str:
-        """Return the reason, with the page's origin and the exact setting that would allow it."""
-        origin = self._header("origin")
-        known = self._door.origins
+        """Return the reason, with the exact setting that would allow the page; empty if it is allowed."""
+        origins, known = self._headers.get("origin"), self._door.origins
+        # Only browsers send an Origin, and they always do. Other clients could send any value.
+        if not origins or (len(origins) == 1 and known.allow(origins[0], self._header("host"))):
+            return ""
+        origin = origins[0]
         why = f"a page of origin {quoted(origin)} may not connect"
         wanted = known.with_page(origin) if len(origin) <= ORIGIN_MAX else None
         if wanted is None:
@@ -263,9 +226,8 @@ class Handshake(asyncio.Protocol):
         self._headers = {}  # a slow peer must not keep the request in memory
         body = f"{answer}\n".encode()
         with_body = self._method != "HEAD"
-        self._transport.write(
-            http_answer(answer.status, body, with_body=with_body, **answer.headers)
-        )
+        data = http_answer(answer.status, body, with_body=with_body, **answer.headers)
+        self._transport.write(data)
         hang_up(self._transport, self._end_wait)
 
     def _header(self, name: str) -> str:
@@ -285,12 +247,12 @@ def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError | _Ans
     if isinstance(error.__context__, RequestRefusedError):
         return error.__context__
     if "overflow" in str(error):
-        return RequestRefusedError(413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none")
+        return RequestRefusedError(413, _LONG_BODY)
     return _Answer(400, "this is not an HTTP request")
 
 
 def _is_key(text: str) -> bool:
     try:
         return len(base64.b64decode(text, validate=True)) == 16
-    except (binascii.Error, ValueError):
+    except ValueError:
         return False

@@ -27,7 +27,6 @@ BACKLOG = 1024
 NAMES = ("figg", "ws", "http")
 """Names of the listeners in the settings and in `LISTEN_FDNAMES`."""
 
-_EITHER = "figg, ws or http"
 _FIRST_DESCRIPTOR = 3
 _VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
 
@@ -44,16 +43,13 @@ class Inherited(NamedTuple):
         return f"inherited socket {self.descriptor} ({named}, {self.address})"
 
 
-class Listeners(NamedTuple):
-    figg: socket.socket
-    ws: socket.socket
-    http: socket.socket
+def open_listeners(
+    configured: Listen, environ: MutableMapping[str, str]
+) -> dict[str, socket.socket]:
+    """Return a listening socket by the name of each listener.
 
-
-def open_listeners(configured: Listen, environ: MutableMapping[str, str]) -> Listeners:
-    """Return a listening socket for each listener, and remove the variables for inheriting from `environ`.
-
-    An inherited socket takes the place of the listener's setting.
+    An inherited socket takes the place of the listener's setting. The variables for inheriting are removed
+    from `environ`.
     """
     given = inherited_names(environ, os.getpid())
     for variable in _VARIABLES:
@@ -63,7 +59,7 @@ def open_listeners(configured: Listen, environ: MutableMapping[str, str]) -> Lis
         for number, name in enumerate(given):
             found.append(_inherit(_FIRST_DESCRIPTOR + number, name))
         seen = [
-            Inherited(sock.fileno(), name, _address(sock))
+            Inherited(sock.fileno(), name, address_of(sock))
             for sock, name in zip(found, given, strict=True)
         ]
         by_name = dict(zip(assign(seen, configured), found, strict=True))
@@ -75,7 +71,7 @@ def open_listeners(configured: Listen, environ: MutableMapping[str, str]) -> Lis
         for sock in found:
             sock.close()
         raise
-    return Listeners(**by_name)
+    return {name: by_name[name] for name in NAMES}
 
 
 def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
@@ -106,7 +102,7 @@ def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
         name = one.name if one.name in NAMES else _listener_of(one.address, configured)
         if name is None:
             raise ListenError(
-                f"{one} belongs to no listener: name it {_EITHER} (FileDescriptorName=), "
+                f"{one} belongs to no listener: name it figg, ws or http (FileDescriptorName=), "
                 f"or set a listener to its port"
             )
         if name in taken:
@@ -117,9 +113,8 @@ def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
     return list(taken)
 
 
-def address_text(sock: socket.socket) -> str:
-    """Return the socket's address as `HOST:PORT`."""
-    return str(_address(sock))
+def address_of(sock: socket.socket) -> Address:
+    return Address(*sock.getsockname()[:2])
 
 
 def _listener_of(address: Address, configured: Listen) -> str | None:
@@ -127,9 +122,8 @@ def _listener_of(address: Address, configured: Listen) -> str | None:
 
     The host does not decide alone, because a service manager may listen on more hosts.
     """
-    settings: dict[str, Address] = {name: getattr(configured, name) for name in NAMES}
-    of_port = [name for name in NAMES if settings[name].port == address.port]
-    exact = [name for name in of_port if settings[name] == address]
+    of_port = [name for name in NAMES if getattr(configured, name).port == address.port]
+    exact = [name for name in of_port if getattr(configured, name) == address]
     found = exact or of_port
     return found[0] if len(found) == 1 else None
 
@@ -140,27 +134,22 @@ def _inherit(descriptor: int, name: str) -> socket.socket:
         sock = socket.socket(fileno=descriptor)
     except OSError as error:
         raise ListenError(f"{called} is not a socket: {error.strerror}") from error
-    try:
-        _check(sock, called)
-    except ListenError:
+    if trouble := _trouble_with(sock):
         sock.detach()  # with a wrong LISTEN_FDS it may be a descriptor of the event loop
-        raise
+        raise ListenError(f"{called} {trouble}")
     sock.set_inheritable(False)
     sock.setblocking(False)
     return sock
 
 
-def _check(sock: socket.socket, called: str) -> None:
+def _trouble_with(sock: socket.socket) -> str:
     if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM:
         family = getattr(sock.family, "name", sock.family)
         kind = getattr(sock.type, "name", sock.type)
-        raise ListenError(
-            f"{called} is a socket of {family} and {kind}: listeners take TCP sockets only"
-        )
+        return f"is a socket of {family} and {kind}: listeners take TCP sockets only"
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        raise ListenError(
-            f"{called} is not listening: pass the listening socket itself (Accept=no)"
-        )
+        return "is not listening: pass the listening socket itself (Accept=no)"
+    return ""
 
 
 def _listen(address: Address, name: str) -> socket.socket:
@@ -177,10 +166,6 @@ def _listen(address: Address, name: str) -> socket.socket:
         ) from error
     sock.setblocking(False)
     return sock
-
-
-def _address(sock: socket.socket) -> Address:
-    return Address(*sock.getsockname()[:2])
 
 
 # The service manager
@@ -257,7 +242,6 @@ def http_answer(
         "Connection": "close",
         **headers,
     }
-    lines = [f"HTTP/1.1 {status.value} {status.phrase}"]
-    lines += [f"{name.replace('_', '-')}: {value}" for name, value in fields.items()]
-    head = "\r\n".join([*lines, "", ""]).encode()
+    lines = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in fields.items())
+    head = f"HTTP/1.1 {status.value} {status.phrase}\r\n{lines}\r\n".encode()
     return head + body if with_body else head

@@ -85,15 +85,7 @@ class LoopRunner:
         self._writes.put((work, done))
 
     def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
-        def run() -> None:
-            result: T | BaseException
-            try:
-                result = work()
-            except BaseException as error:
-                result = error
-            self._loop.call_soon_threadsafe(self._call, done, result)
-
-        self._pool.submit(run)
+        self._pool.submit(self._run, work, done)
 
     def close(self) -> None:
         """Wait until the threads are done. Results are not reported any more: the store is closed next."""
@@ -108,10 +100,13 @@ class LoopRunner:
 
     def _write_all(self) -> None:
         while (item := self._writes.get()) is not None:
-            work, done = item
-            error: BaseException | None = None
-            try:
-                work()
-            except BaseException as caught:
-                error = caught
-            self._loop.call_soon_threadsafe(self._call, done, error)
+            self._run(*item)
+
+    def _run(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
+        """Do the work in this thread. The loop calls `done` with the result or the exception."""
+        result: T | BaseException
+        try:
+            result = work()
+        except BaseException as error:
+            result = error
+        self._loop.call_soon_threadsafe(self._call, done, result)

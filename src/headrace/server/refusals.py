@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import logging
 import select
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.config.settings import Limits
@@ -60,13 +61,18 @@ class Refusals:
         self._metrics.count_refusal(peer.protocol, why)
         address = self._address(peer.address, now_s)
         address.refusals += 1
-        address.refused_s = now_s
+        address.refused_s, address.last_reason = now_s, reason
         held_s = self._delay_s(address)
         if held_s:
             self.held[peer] = address
             address.held += 1
             self._departures.watch(peer)
-        address.log(peer, reason, held_s, now_s)
+        if address.refusals > 1:
+            address.unlogged += 1
+        else:
+            address.logged_s = now_s
+            held = f"; held for {held_s:g} s, later refusals are logged as a sum" if held_s else ""
+            logger.warning("%s: closing: %s%s", peer.peer, reason, held)
         return held_s
 
     def release(self, peer: Peer) -> None:
@@ -111,29 +117,17 @@ class Refusals:
         return min(limits.refusal_delay_s * (1 << doublings), limits.refusal_delay_max_s)
 
 
+@dataclass(slots=True)
 class _Address:
     """One address: its recent refusals, and the state of their logging."""
 
-    __slots__ = ("held", "last_reason", "logged_s", "refusals", "refused_s", "unlogged")
-
-    def __init__(self) -> None:
-        self.refusals = 0
-        self.refused_s = 0.0
-        self.held = 0
-        self.logged_s = 0.0
-        self.unlogged = 0
-        """Refusals since the last log line."""
-        self.last_reason = ""
-
-    def log(self, peer: Peer, reason: str, held_s: float, now_s: float) -> None:
-        """Log one line for the first refusal. Later refusals are summed up."""
-        self.last_reason = reason
-        if self.refusals > 1:
-            self.unlogged += 1
-            return
-        self.logged_s = now_s
-        held = f"; held for {held_s:g} s, later refusals are logged as a sum" if held_s else ""
-        logger.warning("%s: closing: %s%s", peer.peer, reason, held)
+    refusals: int = 0
+    refused_s: float = 0.0
+    held: int = 0
+    logged_s: float = 0.0
+    unlogged: int = 0
+    """Refusals since the last log line."""
+    last_reason: str = ""
 
     def sum_up(self, name: str, now_s: float) -> None:
         if self.unlogged:
@@ -184,5 +178,5 @@ class _Departures:
     def _hung_up(self) -> None:
         assert self._epoll is not None
         for fd, _ in self._epoll.poll(0):
-            if (peer := self._peers.get(fd)) is not None:
+            if peer := self._peers.get(fd):
                 peer.end_hold()

@@ -11,15 +11,14 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from headrace.config.load import RULE_SETTINGS, SETTINGS, Setting
+from headrace.config.load import RULE_SETTINGS, SETTINGS
 from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
 RULES = "topics"
 
-_NOT_OF_THE_SERVER = "pipeline."
+_JOBS = "pipeline."
 """Prefix of the settings of jobs, which the server does not read."""
-
 
 LoadConfig = Callable[[], Config]
 """Function that reads the settings again from their sources. Raises `ConfigError`."""
@@ -31,17 +30,13 @@ class Hangup:
     def __init__(self) -> None:
         """Ignore SIGHUP from the start of the process until the server is ready."""
         self._has_terminal = _has_terminal()
-        self._is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup does this
+        self.stops = signal.getsignal(signal.SIGHUP) != signal.SIG_IGN
+        """True if the server stops when the terminal it was started in is closed. False under nohup."""
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     @property
     def is_end_of_terminal(self) -> bool:
         return self._has_terminal and not _has_terminal()
-
-    @property
-    def stops(self) -> bool:
-        """True if the server stops when the terminal it was started in is closed. False under nohup."""
-        return not self._is_ignored
 
 
 def _has_terminal() -> bool:
@@ -63,25 +58,15 @@ class Reload(NamedTuple):
 
 def merge(current: Config, wanted: Config) -> Reload:
     """Copy the settings that may change at runtime from `wanted` into `current`."""
-    changed: list[str] = []
-    waiting: list[str] = []
-    config = current
-    for key, setting in SETTINGS.items():
-        value = _value(wanted, key)
-        if value == _value(current, key) or key.startswith(_NOT_OF_THE_SERVER):
-            continue
-        if setting.reloads:
-            changed.append(key)
-            config = _replaced(config, key, value)
-        else:
-            waiting.append(key)
-    if wanted.access.token != current.access.token:
-        changed.append(TOKENS)
-        config = _replaced(config, TOKENS, wanted.access.token)
     rules, waiting_rules = _merged_rules(current.topics, wanted.topics)
-    if rules != current.topics:
-        changed.append(RULES)
-        config = _replaced(config, RULES, rules)
+    values = {key: _value(wanted, key) for key in SETTINGS if not key.startswith(_JOBS)}
+    values |= {TOKENS: wanted.access.token, RULES: rules}
+    different = [key for key, value in values.items() if value != _value(current, key)]
+    waiting = [key for key in different if key in SETTINGS and not SETTINGS[key].reloads]
+    changed = [key for key in different if key not in waiting]
+    config = current
+    for key in changed:
+        config = _replaced(config, key, values[key])
     return Reload(config, changed, waiting + [f"{RULES}.{key}" for key in waiting_rules])
 
 
@@ -91,7 +76,7 @@ def _merged_rules(
     """Return the rules in force from now on, and the settings of rules that wait for a restart."""
     before = {rule.prefix: rule for rule in current}
     after = {rule.prefix: rule for rule in wanted}
-    kept = [key for key, setting in RULE_SETTINGS.items() if not _rule_reloads(setting)]
+    kept = [key for key, one in RULE_SETTINGS.items() if not one.reloads and key != "prefix"]
     waiting: dict[str, None] = {}
     rules = []
     for prefix in dict.fromkeys([*after, *before]):
@@ -105,10 +90,6 @@ def _merged_rules(
     return tuple(rules), list(waiting)
 
 
-def _rule_reloads(setting: Setting) -> bool:
-    return setting.reloads or setting.key == "prefix"
-
-
 def _value(config: Config, key: str) -> Any:
     section, _, name = key.rpartition(".")
     return getattr(getattr(config, section) if section else config, name)
@@ -116,7 +97,6 @@ def _value(config: Config, key: str) -> Any:
 
 def _replaced(config: Config, key: str, value: Any) -> Config:
     section, _, name = key.rpartition(".")
-    if not section:
-        return msgspec.structs.replace(config, **{name: value})
-    changed = msgspec.structs.replace(getattr(config, section), **{name: value})
-    return msgspec.structs.replace(config, **{section: changed})
+    if section:
+        value = msgspec.structs.replace(getattr(config, section), **{name: value})
+    return msgspec.structs.replace(config, **{section or name: value})

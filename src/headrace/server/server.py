@@ -9,6 +9,8 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import uvloop
@@ -35,21 +37,22 @@ from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
-from headrace.server.channel.connection import ChannelConnections
+from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.rules import make_channels, make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
-from headrace.server.handshake import Door, Route
+from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.http.topics import LongPolls
-from headrace.server.listeners import BACKLOG, address_text, open_listeners
+from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
-from headrace.server.topic_connection import FiggConnection, Wombats
+from headrace.server.topic_connection import FiggConnection, WombatConnection
+from headrace.server.websocket import HeardConnections
 from headrace.wire import channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -64,13 +67,12 @@ _DRAIN_FULL_TIMEOUT_S = 2.0
 _SWITCH_INTERVAL_S = 0.0002
 """Longest time that the loop keeps the interpreter while the commit thread waits to start a write."""
 
-
 _COLLECT_THRESHOLDS = (20_000, 20, 20)
 """Thresholds for rare collections: batches create many short-lived containers, but no cycles to find."""
 
 
-def run(config: Config, load: LoadConfig | None = None) -> int:
-    """Serve until stopped, and return the process's exit code. With `load`, SIGHUP reads settings again."""
+def run(config: Config, load: LoadConfig) -> int:
+    """Serve until stopped, and return the process's exit code. SIGHUP loads the settings again."""
     diagnostics.set_up(config)
     _raise_file_limit()
     # Before everything is open there is nothing to drain, and recovery can be interrupted at any point.
@@ -81,41 +83,35 @@ def run(config: Config, load: LoadConfig | None = None) -> int:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             return runner.run(_serve(config, load, hangup))
     except HeadraceError as error:
-        print(f"headrace: {error}", file=sys.stderr)
-        return 1
+        reason = str(error)
     except OSError as error:
-        print(
-            f"headrace: cannot use the data directory {config.data_dir}: {error.strerror}",
-            file=sys.stderr,
-        )
-        return 1
+        reason = f"cannot use the data directory {config.data_dir}: {error.strerror}"
+    print(f"headrace: {reason}", file=sys.stderr)
+    return 1
 
 
-async def _serve(config: Config, load: LoadConfig | None, hangup: Hangup) -> int:
+async def _serve(config: Config, load: LoadConfig, hangup: Hangup) -> int:
     check_can_serve()
     server = Server(config, load, hangup)
     await server.start()
     try:
-        return await server.until_stopped()
+        return await server.stopped
     finally:
         await server.stop()
 
 
 class Server:
-    def __init__(
-        self, config: Config, load: LoadConfig | None = None, hangup: Hangup | None = None
-    ) -> None:
+    def __init__(self, config: Config, load: LoadConfig, hangup: Hangup) -> None:
         self._config = config
         self._load = load
         self._hangup = hangup
         self._tokens = list(config.access.token)
         """Shared with everything that checks tokens, so a reload changes the list in place."""
         self._loop = asyncio.get_running_loop()
-        self._stopped: asyncio.Future[int] = self._loop.create_future()
+        self.stopped: asyncio.Future[int] = self._loop.create_future()
+        """Resolved with the exit code when the server has to stop."""
         self._metrics = Metrics()
-        self._timers: list[asyncio.Task[None]] = []
         self._listeners: list[asyncio.Server] = []
-        self._http: HttpListener | None = None
         self._manager = notify.ServiceManager(os.environ)
 
     async def start(self) -> None:
@@ -125,19 +121,19 @@ class Server:
         disk = self._disk = Disk()
         layout.make(disk)
         self._lock = layout.lock(disk)
-        self._started_s = time.monotonic()
+        started_s = time.monotonic()
         # Open the listeners first: a port that is in use must not cost a recovery.
-        figg, ws, http = open_listeners(config.listen, os.environ)
+        sockets = open_listeners(config.listen, os.environ)
         for sentence in old_names(config):
             logger.warning("%s", sentence)
         boot_id = journal.boot_id()
-        started_s = time.monotonic()
+        opening_s = time.monotonic()
         recovered = recover(layout, disk, config.rule, boot_id=boot_id)
         for report in recovered.reports:
             logger.error("%s", report)
         for text in recovered.notes:
             logger.info("%s", text)
-        logger.info("log opened in %.3f s", time.monotonic() - started_s)
+        logger.info("log opened in %.3f s", time.monotonic() - opening_s)
         self._runner = LoopRunner(self._loop)
         self._applier = ApplierProcess(
             config,
@@ -150,8 +146,8 @@ class Server:
         self._clock_file = ClockFile(root, disk, self._runner)
         clock = self._clock = SteadyClock(
             config.clock,
-            wall_ms=_wall_ms,
-            boot_ms=_boot_ms,
+            wall_ms=lambda: time.time_ns() // 1_000_000,
+            boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
             boot_id=boot_id.hex(),
             known=self._clock_file.read(),
         )
@@ -173,8 +169,16 @@ class Server:
         connections = self._connections = Connections(
             self._broker, config.limits, self._metrics, Health(self._store, clock)
         )
-        self._wombats = Wombats(connections)
-        self._logux = self._make_logux(connections)
+        self._wombats = HeardConnections(connections)
+        self._logux = Logux(
+            connections,
+            self._runner,
+            EventIds(root),
+            config.logux,
+            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
+            load_hook("logux.filter", config.logux.filter),
+            clock.now_ms,
+        )
         self._store.batches.take_over(LOGUX_PREFIX, BatchEvents(self._logux.log, self._runner))
         self._postgres = make_postgres(config, self._store)
         snapshots = self._postgres or NotedSnapshots(self._store)
@@ -186,21 +190,22 @@ class Server:
         connections.readers.moved = channels.readers_moved
         self._store.batches.take_over(CHANNEL_PREFIX, BatchMessages(channels, self._runner))
         self._channel_connections = ChannelConnections(
-            connections,
-            channels,
-            config.channels,
-            Credentials(self._tokens, of="channels"),
+            connections, channels, config.channels, Credentials(self._tokens, of="channels")
         )
-        routes = (
-            Route(wombat.PATH, {wombat.PATH: self._wombats}.get),
-            Route(channel.PATH, {channel.PATH: self._channel_connections}.get),
-            Route(f"{logux.PATH}/LOG", self._logux.route),
-        )
+        routes: dict[str, Route] = {
+            wombat.PATH: {wombat.PATH: partial(WombatConnection, self._wombats)}.get,
+            channel.PATH: {channel.PATH: partial(ChannelConnection, self._channel_connections)}.get,
+            f"{logux.PATH}/LOG": self._logux.route,
+        }
         door = self._door = Door(connections, routes, config.listen.origins)
-        addresses = {"figg": figg, "ws": ws, "http": http}
-        connections.listeners = {name: address_text(sock) for name, sock in addresses.items()}
-        for sock, make in ((figg, lambda: FiggConnection(connections)), (ws, door)):
-            self._listeners.append(await self._loop.create_server(make, sock=sock, backlog=BACKLOG))
+        connections.listeners = {name: str(address_of(sock)) for name, sock in sockets.items()}
+        protocols: dict[str, Callable[[], asyncio.Protocol]] = {
+            "figg": partial(FiggConnection, connections),
+            "ws": partial(Handshake, door),
+        }
+        for name, make in protocols.items():
+            listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
+            self._listeners.append(listener)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         app = make_app(
@@ -211,9 +216,7 @@ class Server:
             channels,
             clock,
             requests,
-            ServerFacts(
-                self._started_s, connections.listeners, str(root), config=lambda: self._config
-            ),
+            ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
             self._tokens,
         )
         shared = self._http_shared = HttpShared(
@@ -222,41 +225,31 @@ class Server:
             memory=requests,
             refused=connections.request_refused,
         )
-        self._http = HttpListener(app, shared, http)
+        self._http = HttpListener(app, shared, sockets["http"])
         await self._http.start()
         self._retention = RetentionSweep(config, layout, self._store, self._runner)
-        timer = self._loop.create_task(self._tick(self._retention))
-        timer.add_done_callback(self._timer_ended)
-        self._timers.append(timer)
+        self._timer = self._loop.create_task(self._tick())
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
-        if self._hangup is not None:
-            self._loop.add_signal_handler(signal.SIGHUP, self._hung_up, self._hangup)
-            if self._hangup.is_end_of_terminal:
-                self._hung_up(self._hangup)  # SIGHUP was ignored when the terminal closed
+        self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
+        if self._hangup.is_end_of_terminal:
+            self._hung_up()  # SIGHUP was ignored when the terminal closed
         warn_of_open_listeners(config, connections.listeners)
         # Objects from the start stay alive, so the collector need not examine them again and again.
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECT_THRESHOLDS)
-        print(
-            f"headrace ready figg={address_text(figg)} ws={address_text(ws)} "
-            f"http={address_text(http)} data={root}",
-            flush=True,
-        )
+        addresses = " ".join(f"{name}={at}" for name, at in connections.listeners.items())
+        print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
-
-    async def until_stopped(self) -> int:
-        return await self._stopped
 
     async def stop(self) -> None:
         """Stop accepting, finish and acknowledge accepted publishes, apply all commits, close everything."""
         self._manager.tell(notify.STOPPING)
-        for timer in self._timers:
-            timer.cancel()
+        self._timer.cancel()
         for listener in self._listeners:
             listener.close()
-        failed = self._stopped.done() and self._stopped.result() != 0
+        failed = self.stopped.done() and self.stopped.result() != 0
         self._waiting.close()
         self._connections.drain()
         self._store.batches.stop()
@@ -265,8 +258,7 @@ class Server:
         if not failed:
             failed = not await self._drain()
         await self._connections.close()
-        if self._http is not None:
-            await self._http.stop()
+        await self._http.stop()
         self._applier.close()
         self._runner.close()
         with contextlib.suppress(OSError):
@@ -298,32 +290,20 @@ class Server:
                 await asyncio.wait_for(settled.wait(), _TICK_S)
         return True
 
-    def _make_logux(self, connections: Connections) -> Logux:
-        config = self._config
-        return Logux(
-            connections,
-            self._runner,
-            EventIds(self._layout.root),
-            config.logux,
-            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
-            load_hook("logux.filter", config.logux.filter),
-            self._clock.now_ms,
-        )
-
     def _stop(self, number: int) -> None:
         logger.info("%s: stopping", signal.Signals(number).name)
-        if not self._stopped.done():
-            self._stopped.set_result(0)
+        if not self.stopped.done():
+            self.stopped.set_result(0)
 
-    def _hung_up(self, hangup: Hangup) -> None:
-        if not hangup.is_end_of_terminal:
+    def _hung_up(self) -> None:
+        if not self._hangup.is_end_of_terminal:
             self._reload()
-        elif hangup.stops:
+        elif self._hangup.stops:
             self._stop(signal.SIGHUP)
 
     def _reload(self) -> None:
         """Read the settings again and apply those that may change at runtime. A bad file changes nothing."""
-        if self._load is None or self._stopped.done():
+        if self.stopped.done():
             return
         self._manager.tell(notify.reloading())
         try:
@@ -356,14 +336,8 @@ class Server:
 
     def _fail(self, reason: str) -> None:
         logger.critical("stopping: %s", reason)
-        if not self._stopped.done():
-            self._stopped.set_result(1)
-
-    def _timer_ended(self, timer: asyncio.Task[None]) -> None:
-        if not timer.cancelled():
-            error = timer.exception()
-            why = described(error) if error is not None else "it ended"
-            self._fail(f"internal error in the periodic work: {why}")
+        if not self.stopped.done():
+            self.stopped.set_result(1)
 
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""
@@ -375,25 +349,28 @@ class Server:
             else:
                 self._applier.prepare(path)
 
-    async def _tick(self, retention: RetentionSweep) -> None:
+    async def _tick(self) -> None:
         """Run all periodic work. None of it is done per topic."""
         synced_s = time.monotonic()
-        while True:
-            await asyncio.sleep(_TICK_S)
-            now_s = time.monotonic()
-            self._clock.tick()
-            self._clock_file.tick(self._clock)
-            self._store.tick(now_s)
-            self._connections.tick()
-            self._connections.readers.tick(self._loop.time())
-            self._wombats.tick(self._loop.time())
-            self._logux.tick(self._loop.time())
-            self._channels.tick()
-            self._channel_connections.tick(self._loop.time())
-            retention.tick(self._clock.now_ms(), now_s)
-            if now_s - synced_s >= self._config.journal.fsync_s:
-                synced_s = now_s
-                self._store.sync_written(lambda: None)
+        try:
+            while True:
+                await asyncio.sleep(_TICK_S)
+                now_s = time.monotonic()
+                self._clock.tick()
+                self._clock_file.tick(self._clock)
+                self._store.tick(now_s)
+                self._connections.tick()
+                self._connections.readers.tick(self._loop.time())
+                self._wombats.tick(self._loop.time())
+                self._logux.tick(self._loop.time())
+                self._channels.tick()
+                self._channel_connections.tick(self._loop.time())
+                self._retention.tick(self._clock.now_ms(), now_s)
+                if now_s - synced_s >= self._config.journal.fsync_s:
+                    synced_s = now_s
+                    self._store.sync_written(lambda: None)
+        except Exception as error:
+            self._fail(f"internal error in the periodic work: {described(error)}")
 
 
 def _raise_file_limit() -> None:
@@ -402,11 +379,3 @@ def _raise_file_limit() -> None:
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000
-
-
-def _boot_ms() -> int:
-    return time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000

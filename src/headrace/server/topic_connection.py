@@ -15,7 +15,7 @@ from headrace.model import Position, Refusal
 from headrace.printing import quoted
 from headrace.server.connection import Connection, Connections, Pause
 from headrace.server.listeners import recognise
-from headrace.server.websocket import WebSocketConnection
+from headrace.server.websocket import HeardConnection, HeardConnections
 from headrace.session.figg import FiggServerSession
 from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession
 from headrace.session.wombat import WombatServerSession
@@ -29,17 +29,16 @@ _LARGE_READ_BYTES = 1 << 17
 """Size from which a read means that more data waits. uvloop reads at most 250 KiB at once."""
 
 
-class RecordsEncoding:
-    """Encoding of records for named readers: the log's bytes, with their time."""
+def _records_encoding(encode: Callable[[readers.Records], bytes]) -> Encode:
+    """Return the encoding of records for named readers: the log's bytes, with their time."""
 
-    def __init__(self, encode: Callable[[readers.Records], bytes]) -> None:
-        self._encode = encode
-
-    def __call__(self, topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
+    def encode_records(topic: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
         return b"".join(
-            self._encode(readers.Records(topic, at.epoch, *portion[:2], ms, portion.data))
+            encode(readers.Records(topic, at.epoch, *portion[:2], ms, portion.data))
             for portion in readers.portions(at.offset, at.ordinal, records)
         )
+
+    return encode_records
 
 
 class TopicConnection(Connection):
@@ -49,7 +48,7 @@ class TopicConnection(Connection):
     _session: TopicSession
     encode: Encode
     """Encoding of records in this protocol."""
-    encode_records: RecordsEncoding
+    encode_records: Encode
     """Encoding of records for named readers in this protocol."""
 
     def lost(self) -> None:
@@ -68,7 +67,8 @@ class TopicConnection(Connection):
         elif isinstance(command, readers.Read):
             self._read(command)
         elif isinstance(command, DetachCommand):
-            self._detach(command.topic)
+            self._ends(command.topic)
+            self._session.detached(command.topic)
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
@@ -86,11 +86,10 @@ class TopicConnection(Connection):
             return
         if self._subscriptions is None:
             self._subscriptions = {}
-        broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
         self._session.attaching(command)
         # The broker answers through `attached`. By then the session knows which command is answered.
-        self._subscriptions[command.topic] = broker.subscribe(
+        self._subscriptions[command.topic] = self._shared.broker.subscribe(
             self, command.topic, command.offset, type(self).encode, command.epoch
         )
 
@@ -98,9 +97,8 @@ class TopicConnection(Connection):
         """End the topic's subscription or claim, or check that one more is allowed. False after a refusal."""
         if self._ends(topic):
             return True
-        if len(self._subscriptions or ()) + len(self._claims or ()) < (
-            self._shared.limits.topics_attached_max
-        ):
+        attached = len(self._subscriptions or ()) + len(self._claims or ())
+        if attached < self._shared.limits.topics_attached_max:
             return True
         self._refuse(self._session.refuse("topics_attached_max is reached"))
         return False
@@ -114,10 +112,6 @@ class TopicConnection(Connection):
             self._shared.readers.release(self._claims.pop(topic))
             return True
         return False
-
-    def _detach(self, topic: str) -> None:
-        self._ends(topic)
-        self._session.detached(topic)
 
     def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
         topic = subscription.topic
@@ -211,22 +205,21 @@ class TopicConnection(Connection):
         return True
 
 
-def _figg_data(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
-    return figg.encode_data(topic, at.offset, records)
-
-
 class FiggConnection(TopicConnection, asyncio.Protocol):
     """Figg over TCP."""
 
-    __slots__ = ("_figg", "_is_new")
+    __slots__ = ("_is_new",)
     protocol = "figg"
-    encode = staticmethod(_figg_data)
-    encode_records = RecordsEncoding(figg.encode_records)
+    encode_records = staticmethod(_records_encoding(figg.encode_records))
+    _session: FiggServerSession
 
     def __init__(self, shared: Connections) -> None:
-        self._figg = FiggServerSession()
         self._is_new = True
-        super().__init__(shared, self._figg)
+        super().__init__(shared, FiggServerSession())
+
+    @staticmethod
+    def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
+        return figg.encode_data(topic, at.offset, records)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opened(cast(asyncio.Transport, transport))
@@ -237,27 +230,27 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
             self._is_new = False
             if stranger := recognise(data, self._shared.listeners):
                 self._write(stranger.answer)
-                self.handle([self._figg.refuse(stranger.reason)], len(data))
+                self.handle([self._session.refuse(stranger.reason)], len(data))
                 return
-        self.handle(self._figg.receive_data(data), len(data) - self._figg.unread_bytes)
+        self.handle(self._session.receive_data(data), len(data) - self._session.unread_bytes)
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
 
     @property
     def _has_undecoded(self) -> bool:
-        return self._figg.unread_bytes > 0
+        return self._session.unread_bytes > 0
 
     def _decode_more(self) -> list[tuple[object, int]]:
-        before = self._figg.unread_bytes
+        before = self._session.unread_bytes
         if not before:
             return []
-        commands = self._figg.receive_data(b"")
-        size = before - self._figg.unread_bytes
+        commands = self._session.receive_data(b"")
+        size = before - self._session.unread_bytes
         return [(command, size) for command in commands]
 
     def eof_received(self) -> bool:
         """Close after the last acknowledgements: a peer that has stopped sending may still read."""
-        self.handle([self._figg.refuse("")._replace(is_peers_fault=False)], 0)
+        self.handle([self._session.refuse("")._replace(is_peers_fault=False)], 0)
         # True keeps the transport open while acknowledgements are pending.
         return not self._closed
 
@@ -265,78 +258,49 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         self.lost()
 
 
-def _wombat_payloads(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
-    return wombat.encode_payloads(topic, at.epoch, at.offset, records)
-
-
-class Wombats:
-    """The Wombat connections of one server, in the order in which they were last heard."""
-
-    def __init__(self, shared: Connections) -> None:
-        self.shared = shared
-        self.heard: dict[WombatConnection, None] = {}
-
-    def __call__(self) -> "WombatConnection":
-        return WombatConnection(self)
-
-    def tick(self, now: float) -> None:
-        """Close connections that have been silent for too long. The others cost nothing."""
-        while self.heard:
-            connection = next(iter(self.heard))
-            if now < connection.silent_at:
-                break
-            connection.time_is_up(now)
-
-
-class WombatConnection(TopicConnection, WebSocketConnection):
+class WombatConnection(TopicConnection, HeardConnection):
     """Wombat over WebSocket. A silent client is closed."""
 
-    __slots__ = ("_wombat", "_wombats")
+    __slots__ = ()
     protocol = "wombat"
-    encode = staticmethod(_wombat_payloads)
-    encode_records = RecordsEncoding(wombat.encode_reader_answer)
+    encode_records = staticmethod(_records_encoding(wombat.encode_reader_answer))
     message_bytes_max = wombat.MESSAGE_BYTES_MAX
     large_refusal = Refusal.LARGE_PAYLOAD
+    _session: WombatServerSession
 
-    def __init__(self, wombats: Wombats) -> None:
-        self._wombats = wombats
-        shared = wombats.shared
-        self._wombat = WombatServerSession(shared.loop.time(), shared.limits.silence_s)
-        super().__init__(shared, self._wombat)
-        wombats.heard[self] = None
+    def __init__(self, hub: HeardConnections) -> None:
+        shared = hub.shared
+        super().__init__(hub, WombatServerSession(shared.loop.time(), shared.limits.silence_s))
+
+    @staticmethod
+    def encode(topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
+        return wombat.encode_payloads(topic, at.epoch, at.offset, records)
 
     def messages_received(self, messages: Sequence[bytes]) -> None:
-        silent_at = self._wombat.silent_at
+        session = self._session
+        silent_at = session.silent_at
         now = self._heard_s = self._shared.loop.time()
-        commands = self._wombat.receive_messages(messages, now)
-        if self._wombat.silent_at != silent_at:
+        commands = session.receive_messages(messages, now)
+        if session.silent_at != silent_at:
             self._move_to_end()
-        if self._wombat.repeats:
-            self._shared.metrics.count("duplicates_refused_total", self._wombat.repeats)
-            self._wombat.repeats = 0
+        if session.repeats:
+            self._shared.metrics.count("duplicates_refused_total", session.repeats)
+            session.repeats = 0
         self.handle(commands, sum(map(len, messages)))
 
-    @property
-    def silent_at(self) -> float:
-        return self._wombat.silent_at
-
-    def time_is_up(self, now: float) -> None:
-        """Close the connection, because no PING came, unless the server could not have received a PING."""
-        if self._paused & ~Pause.ANSWERS:
-            # The server does not read, so it could not receive a PING. A pause for unread answers does not
-            # count: the peer itself causes it.
-            self._wombat.heard(now)
+    def tick(self, now: float) -> bool:
+        """Close the connection if no PING came, unless the server could not have received a PING."""
+        if now < self._session.silent_at:
+            return False
+        if self._is_unread:
+            self._session.heard(now)
             self._move_to_end()
         else:
-            del self._wombats.heard[self]
-            silence_s = self._shared.limits.silence_s
-            reason = f"no PING for {silence_s:g} s"
+            del self.hub.open[self]
+            reason = f"no PING for {self._shared.limits.silence_s:g} s"
             self.count_refusal(reason)
             self.close(reason, websocket.POLICY_VIOLATION)
-
-    def lost(self) -> None:
-        self._wombats.heard.pop(self, None)
-        super().lost()
+        return True
 
     def overtaken(self, subscription: BrokerSubscription) -> None:
         name = subscription.topic.name
@@ -351,9 +315,5 @@ class WombatConnection(TopicConnection, WebSocketConnection):
     def _reads_again(self, why: int) -> None:
         # The peer's PING may be behind all the data that was not read.
         if why & (Pause.PUBLISHES | Pause.COMMANDS):
-            self._wombat.heard(self._shared.loop.time())
+            self._session.heard(self._shared.loop.time())
             self._move_to_end()
-
-    def _move_to_end(self) -> None:
-        if self._wombats.heard.pop(self, self) is None:
-            self._wombats.heard[self] = None

@@ -86,7 +86,7 @@ class WebSocketConnection(Connection):
 
     def frames_refused(self) -> None:
         """End the connection after picows has refused the peer's frames. Its CLOSE was sent or is kept."""
-        if self._closed or self._goodbye is not None or self._transport.is_closing():
+        if self.is_gone or self._goodbye is not None:
             return
         said = self._websocket.close_handshake.sent
         reason = said.reason if said is not None else "bad frames"
@@ -104,16 +104,12 @@ class WebSocketConnection(Connection):
         self._websocket.send_close(WSCloseCode(code), websocket.close_reason(reason))
 
 
-class PingedConnections:
-    """The connections of one protocol: silent peers are pinged, and closed if they stay silent."""
+class HeardConnections:
+    """The connections of one protocol, in the order in which they were last heard."""
 
-    def __init__(self, shared: Connections, *, ping_s: float, timeout_s: float) -> None:
+    def __init__(self, shared: Connections) -> None:
         self.shared = shared
-        self.ping_s = ping_s
-        self.timeout_s = timeout_s
-        """Time for an answer to the ping."""
-        self.open: dict[PingedConnection, None] = {}
-        """Connections in the order in which they were last heard."""
+        self.open: dict[HeardConnection, None] = {}
 
     def tick(self, now: float) -> None:
         for connection in list(self.open):
@@ -121,12 +117,12 @@ class PingedConnections:
                 break
 
 
-class PingedConnection(WebSocketConnection):
-    __slots__ = ("_pinged", "hub")
+class HeardConnection(WebSocketConnection):
+    __slots__ = ("hub",)
+    hub: HeardConnections
 
-    def __init__(self, hub: PingedConnections, session: ServerSession) -> None:
+    def __init__(self, hub: HeardConnections, session: ServerSession) -> None:
         self.hub = hub
-        self._pinged = False
         super().__init__(hub.shared, session)
         hub.open[self] = None
 
@@ -134,12 +130,39 @@ class PingedConnection(WebSocketConnection):
         self.hub.open.pop(self, None)
         super().lost()
 
+    def tick(self, now: float) -> bool:
+        """Handle a peer that has been silent for too long. Return False if it was heard recently."""
+        raise NotImplementedError
+
+    def _move_to_end(self) -> None:
+        if self.hub.open.pop(self, self) is None:
+            self.hub.open[self] = None
+
     @property
-    def is_gone(self) -> bool:
-        return self._closed or self._transport.is_closing()
+    def _is_unread(self) -> bool:
+        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
+        return bool(self._paused & ~Pause.ANSWERS)
+
+
+class PingedConnections(HeardConnections):
+    """The connections of one protocol: silent peers are pinged, and closed if they stay silent."""
+
+    def __init__(self, shared: Connections, *, ping_s: float, timeout_s: float) -> None:
+        super().__init__(shared)
+        self.ping_s = ping_s
+        self.timeout_s = timeout_s
+        """Time for an answer to the ping."""
+
+
+class PingedConnection(HeardConnection):
+    __slots__ = ("_pinged",)
+    hub: PingedConnections
+
+    def __init__(self, hub: PingedConnections, session: ServerSession) -> None:
+        self._pinged = False
+        super().__init__(hub, session)
 
     def tick(self, now: float) -> bool:
-        """Ping a silent peer, and close it if it stays silent. Return False if it was heard recently."""
         if now < self._heard_s + self.hub.ping_s:
             return False
         if self._is_unread:
@@ -152,11 +175,6 @@ class PingedConnection(WebSocketConnection):
             self._ping()
         return True
 
-    @property
-    def _is_unread(self) -> bool:
-        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
-        return bool(self._paused & ~Pause.ANSWERS)
-
     def _ping(self) -> None:
         raise NotImplementedError
 
@@ -166,8 +184,7 @@ class PingedConnection(WebSocketConnection):
     def _was_heard(self) -> None:
         self._heard_s = self._shared.loop.time()
         self._pinged = False
-        if self.hub.open.pop(self, self) is None:
-            self.hub.open[self] = None
+        self._move_to_end()
 
 
 def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
@@ -231,13 +248,11 @@ class _Frames(ServerListener):
         kind = frame.msg_type
         if kind is _BINARY and frame.fin and self._parts is None:
             self._add(payload)
-        elif kind is _BINARY or kind is _CONTINUATION:
-            self._fragment(frame, payload)
         elif kind is _TEXT and not self.connection.takes_text:
             self._refuse("text messages are not part of this protocol", websocket.UNSUPPORTED_DATA)
         elif kind is _TEXT and frame.fin and self._parts is None:
             self._add_text(payload)
-        elif kind is _TEXT:
+        elif kind is _BINARY or kind is _TEXT or kind is _CONTINUATION:
             self._fragment(frame, payload)
         elif kind is _CLOSE:
             self.hand_on()
@@ -268,10 +283,8 @@ class _Frames(ServerListener):
             return
         if frame.fin:
             whole, self._parts = bytes(self._parts), None
-            if self._is_text:
-                self._add_text(whole)
-            else:
-                self._add(whole)
+            add = self._add_text if self._is_text else self._add
+            add(whole)
 
     def _add_text(self, payload: bytes) -> None:
         try:

@@ -132,8 +132,13 @@ def fake() -> Fake:
     return Fake()
 
 
-def make(fake: Fake, store: Any = None, **options: Any) -> Asker:
-    return Asker(PostgresSnapshots(store or Store(), fake.connect, **options))
+def make(fake: Fake, store: Any = None) -> Asker:
+    return Asker(PostgresSnapshots(store or Store(), fake.connect))
+
+
+@pytest.fixture
+def short_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(postgres_snapshots, "CALL_S_MAX", 0.05)
 
 
 @pytest.fixture
@@ -242,10 +247,11 @@ async def test_a_fault_of_our_own_fails_the_call_and_not_the_thread(fake: Fake):
     await asker.snapshots.close()
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_database_that_does_not_answer_is_cut_off_in_time(
     fake: Fake, caplog: pytest.LogCaptureFixture
 ):
-    asker = make(fake, call_s_max=0.05)
+    asker = make(fake)
     fake.go_on.clear()
     asker.load("a")
     assert await asker.answered(1) == [
@@ -257,8 +263,9 @@ async def test_a_database_that_does_not_answer_is_cut_off_in_time(
     assert "PostgreSQL has not answered in time" in caplog.text
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_a_call_that_has_waited_for_too_long_is_not_done_any_more(fake: Fake):
-    asker = make(fake, call_s_max=0.05)
+    asker = make(fake)
     fake.go_on.clear()
     fake.is_stuck = True
     asker.load("a")
@@ -310,8 +317,9 @@ async def test_closing_waits_for_what_is_under_way_and_what_comes_of_it(fake: Fa
     assert asker.answers[-1] == ("a failed", "the server is stopping")
 
 
+@pytest.mark.usefixtures("short_calls")
 async def test_closing_does_not_wait_forever(fake: Fake):
-    asker = make(fake, call_s_max=0.05)
+    asker = make(fake)
     fake.go_on.clear()
     asker.load("a")
     await asyncio.wait_for(asker.snapshots.close(), 30)

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec import UNSET
 
-from headrace.broker.channel.channel import Accepted, Channel, Joined
+from headrace.broker.channel.channel import Accepted, Channel, Done, Joined, Refuse
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.member import Batch, Member, Receive
 from headrace.broker.channel.notes import StoredSnapshot
@@ -30,6 +30,7 @@ _PUSHED_BYTES_MAX = 1 << 16
 """Bytes of messages that are pushed before the transport is asked if it has room for more."""
 
 _LARGE = wire.Join | wire.Fetch | wire.SnapshotRequest
+Say = Callable[[dict[str, Any]], None]
 
 
 class ChannelConnections(PingedConnections):
@@ -46,22 +47,11 @@ class ChannelConnections(PingedConnections):
         self.channels = channels
         self.credentials = credentials
 
-    def __call__(self) -> "ChannelConnection":
-        return ChannelConnection(self)
-
 
 class ChannelConnection(PingedConnection):
     """A connection of channel clients. Implements `MemberConnection` of the broker."""
 
-    __slots__ = (
-        "_grant",
-        "_joined",
-        "_joining",
-        "_large",
-        "_pushed_bytes",
-        "_sated",
-        "_stalled",
-    )
+    __slots__ = ("_grant", "_joined", "_joining", "_large", "_pushed_bytes", "_sated", "_stalled")
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
     takes_text = True
@@ -103,40 +93,28 @@ class ChannelConnection(PingedConnection):
         message = command.message
         self._session.unanswered += 1
         self._under_way(size)
-        if self._joining and self._waits(command, size):
-            return
+        if self._joining:
+            assert not isinstance(message, wire.Hello | wire.Ping)
+            waiting = self._joining.get(message.channel)
+            if waiting is not None:
+                waiting.append((command, size))
+                return
         try:
             # Requests that come with every message take the shortest path.
             if type(message) is wire.Ack:
                 channel, member = self._member(message.channel)
-                channel.ack(
-                    member,
-                    message.offset,
-                    partial(self._acked, message, size),
-                    partial(self._refuse_request, message, size),
-                )
+                acked = partial(self._acked, message, size)
+                refuse = partial(self._refuse_request, message, size)
+                channel.ack(member, message.offset, acked, refuse)
             elif type(message) is wire.Send:
                 channel, member = self._member(message.channel)
                 assert command.content is not None
-                channel.send(
-                    member,
-                    message.number,
-                    command.content,
-                    partial(self._accepted, message, size),
-                )
+                accepted = partial(self._accepted, message, size)
+                channel.send(member, message.number, command.content, accepted)
             else:
                 self._carry(command, size)
         except ChannelError as error:
             self._refuse_request(message, size, error)
-
-    def _waits(self, request: Request, size: int) -> bool:
-        """Return True if the channel is being joined: the request is then executed after the `join`."""
-        assert not isinstance(request.message, wire.Hello | wire.Ping)
-        waiting = self._joining.get(request.message.channel)
-        if waiting is None:
-            return False
-        waiting.append((request, size))
-        return True
 
     def _joining_over(self, name: str) -> None:
         waiting = self._joining.pop(name, ())
@@ -145,20 +123,17 @@ class ChannelConnection(PingedConnection):
         for _, size in waiting:
             self._session.unanswered -= 1
             self._unacknowledged_bytes -= size
-        is_carrying = self._commands is not None
         if self._commands is None:
-            self._commands = deque()
-        # Later requests for the same channel must come after these.
-        self._commands.extendleft(reversed(waiting))
-        if not is_carrying:
+            self._commands = deque(waiting)
             self._carry_out()
+        else:
+            # Later requests for the same channel must come after these.
+            self._commands.extendleft(reversed(waiting))
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
-        if self._grant is None:
-            self.handle([self._session.turn_away()], 0)
-        else:
-            self.handle(self._session.let_in(), 0)
+        is_known = self._grant is not None
+        self.handle(self._session.let_in() if is_known else [self._session.turn_away()], 0)
 
     def _done(self, size: int) -> None:
         self._session.unanswered -= 1
@@ -169,10 +144,6 @@ class ChannelConnection(PingedConnection):
             self._shared.loop.call_soon(self._carry_on)
         if self._paused & Pause.PUBLISHES:
             self.read_again()
-
-    def _large_done(self, size: int) -> None:
-        self._large -= 1
-        self._done(size)
 
     def _refuse_request(self, message: wire.Message, size: int, error: ChannelError) -> None:
         self._session.refuse_request(error.code, error.retry, str(error), message)
@@ -188,7 +159,14 @@ class ChannelConnection(PingedConnection):
         self._check(name)
         is_large = isinstance(message, _LARGE)
         self._large += is_large
-        done = _Once(partial(self._large_done if is_large else self._done, size))
+        is_done = False
+
+        def done() -> None:
+            nonlocal is_done
+            if not is_done:  # a request is answered once, whatever happens
+                is_done = True
+                self._large -= is_large
+                self._done(size)
 
         def say(fields: dict[str, Any]) -> None:
             session.say(fields)
@@ -206,7 +184,7 @@ class ChannelConnection(PingedConnection):
             elif isinstance(message, wire.SnapshotRequest):
                 self._load_snapshot(name, say, refuse)
             elif isinstance(message, wire.Fetch):
-                self._fetch(*self._member(name), message, refuse, done)
+                self._fetch(message, refuse, done)
             else:
                 assert request.content is not None
                 self._member(name)[0].upload(
@@ -220,12 +198,7 @@ class ChannelConnection(PingedConnection):
         if is_large:
             self._answer()  # write now, to know how much the peer leaves unread
 
-    def _load_snapshot(
-        self,
-        name: str,
-        say: Callable[[dict[str, Any]], None],
-        refuse: Callable[[ChannelError], None],
-    ) -> None:
+    def _load_snapshot(self, name: str, say: Say, refuse: Refuse) -> None:
         def found(snapshot: StoredSnapshot | None) -> None:
             binary = self._session.binary
             fields = None if snapshot is None else snapshot_fields(snapshot, binary=binary)
@@ -240,18 +213,16 @@ class ChannelConnection(PingedConnection):
             return
         check_channel_name(name)
         assert self._grant is not None
-        if not self._grant.covers(CHANNEL_PREFIX + name):
+        if not self._grant(CHANNEL_PREFIX + name):
             raise ChannelError("forbidden", f"the token is not for channel {name!r}")
 
-    def _leave(self, message: wire.Leave, say: Callable[[dict[str, Any]], None]) -> None:
-        name = message.channel
+    def _leave(self, message: wire.Leave, say: Say) -> None:
+        name, processor = message.channel, self._session.processor
         self._joined.pop(name, None)
         self._stalled.pop(name, None)
         channel = self.hub.channels.get(name)
         left = {"type": "left", "channel": name}
-        channel.leave(
-            self._session.processor, lambda: say(left), self, forget=message.forget is True
-        )
+        channel.leave(processor, lambda: say(left), self, forget=message.forget is True)
         self.hub.channels.rest(channel)
 
     def _member(self, name: str) -> tuple[Channel, Member]:
@@ -263,12 +234,7 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
         return channel, member
 
-    def _join(
-        self,
-        message: wire.Join,
-        say: Callable[[dict[str, Any]], None],
-        refuse: Callable[[ChannelError], None],
-    ) -> None:
+    def _join(self, message: wire.Join, say: Say, refuse: Refuse) -> None:
         name = message.channel
         limit = self._shared.limits.topics_attached_max
         is_new = name not in self._joined
@@ -316,14 +282,8 @@ class ChannelConnection(PingedConnection):
             session.say_encoded(wire.encode_acked(message.channel, offset))
         self._done(size)
 
-    def _fetch(
-        self,
-        channel: Channel,
-        member: Member,
-        message: wire.Fetch,
-        refuse: Callable[[ChannelError], None],
-        done: Callable[[], None],
-    ) -> None:
+    def _fetch(self, message: wire.Fetch, refuse: Refuse, done: Done) -> None:
+        channel, member = self._member(message.channel)
         limit = min(message.messages_max or FETCH_MESSAGES_MAX, FETCH_MESSAGES_MAX)
 
         def answer(batch: Batch) -> None:
@@ -460,17 +420,3 @@ def sent_fields(name: str, number: int, accepted: Accepted) -> dict[str, Any]:
 def snapshot_fields(snapshot: StoredSnapshot, *, binary: bool) -> dict[str, Any]:
     content = wire.content(snapshot.content, binary=binary)
     return {"offset": snapshot.offset, "epoch": snapshot.epoch} | content
-
-
-class _Once:
-    """A function that has an effect only the first time: a request is answered once, whatever happens."""
-
-    __slots__ = ("_do",)
-
-    def __init__(self, do: Callable[[], None]) -> None:
-        self._do: Callable[[], None] | None = do
-
-    def __call__(self) -> None:
-        if self._do is not None:
-            do, self._do = self._do, None
-            do()

@@ -121,24 +121,21 @@ class SnapshotDatabase:
 
     def save(self, channel: str, snapshot: StoredSnapshot) -> None:
         *place, content = snapshot
+        row = [channel.encode(), *place, content.is_json, content.data]
         with _translated():
-            self._connection.execute(
-                _SAVE, [channel.encode(), *place, content.is_json, content.data]
-            )
+            self._connection.execute(_SAVE, row)
 
     def remove(self, channel: str) -> None:
         with _translated():
             self._connection.execute(_REMOVE, [channel.encode()])
 
     def older(self, before_ms: int, after: str, limit: int) -> list[str]:
+        values = [after.encode(), before_ms, limit]
         with _translated():
-            rows = self._connection.execute(
-                _OLDER, [after.encode(), before_ms, limit], binary=True
-            ).fetchall()
+            rows = self._connection.execute(_OLDER, values, binary=True).fetchall()
         return [bytes(name).decode() for (name,) in rows]
 
     def cut(self) -> None:
-        """End the call that the connection's thread waits for. Called from another thread."""
         with suppress(OSError):  # the connection has ended by itself
             self._socket.shutdown(socket.SHUT_RDWR)
 

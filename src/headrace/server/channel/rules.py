@@ -1,7 +1,7 @@
 """Creation of channels from the configuration. Their reducers are loaded when the server starts."""
 
 from collections.abc import Callable
-from functools import cache
+from functools import partial
 
 from headrace.broker.channel.channel import ChannelRule
 from headrace.broker.channel.hub import Channels
@@ -12,7 +12,7 @@ from headrace.errors import ConfigError
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import Runner
 from headrace.model import CHANNEL_PREFIX
-from headrace.payload.reducers import Reducer, reducer
+from headrace.payload.reducers import reducer
 from headrace.server.access import load_hook
 from headrace.server.channel.snapshots import PostgresSnapshots
 from headrace.server.clock import SteadyClock
@@ -32,33 +32,23 @@ def make_channels(
     """
     config = current()
     settings = config.channels
-    named = {config.channels.reducer: "channels.reducer"}
+    named = {settings.reducer: "channels.reducer"}
     named |= {rule.reducer: "topics.reducer" for rule in config.topics if rule.reducer is not None}
-    reducers = {name: _load(key, name) for name, key in named.items()}
+    reducers = {name: reducer(name, partial(load_hook, key)) for name, key in named.items()}
 
-    # Many channels have the same settings, and share one rule object.
-    @cache
-    def rule(
-        name: str, lease_s: float, grace_s: float, wait_for: tuple[str, ...], persist: bool
-    ) -> ChannelRule:
-        return ChannelRule(
-            reducers[name],
-            int(lease_s * 1000),
-            int(grace_s * 1000),
-            int(settings.presence_s * 1000),
-            wait_for,
-            persist,
-        )
+    rules: dict[ChannelRule, ChannelRule] = {}
 
     def rule_of(channel: str) -> ChannelRule:
         found = current().rule(CHANNEL_PREFIX + channel)
-        return rule(
-            found.reducer,
-            found.lease_s,
-            found.grace_s,
+        rule = ChannelRule(
+            reducers[found.reducer],
+            int(found.lease_s * 1000),
+            int(found.grace_s * 1000),
+            int(settings.presence_s * 1000),
             tuple(found.retention_wait_for),
             found.last_state is LastState.KEPT,
         )
+        return rules.setdefault(rule, rule)  # many channels have the same settings, and share them
 
     return Channels(
         store,
@@ -87,12 +77,3 @@ def make_postgres(config: Config, store: EmbeddedStore) -> PostgresSnapshots | N
             "pip install 'headrace[postgres]'"
         ) from None
     return PostgresSnapshots(store, postgres.connector(url))
-
-
-def _load(key: str, name: str) -> Reducer:
-    def load(hook: str) -> Callable[..., object]:
-        found = load_hook(key, hook)
-        assert found is not None
-        return found
-
-    return reducer(name, load)

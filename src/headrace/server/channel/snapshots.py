@@ -16,8 +16,10 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
 
+from headrace.broker.channel.channel import Done, Failed, Loaded
 from headrace.broker.channel.notes import StoredSnapshot, read_snapshot
 from headrace.broker.channel.snapshots import OLDER_MAX, Older
 from headrace.log.store import Store
@@ -36,6 +38,7 @@ BACKOFF_S_MIN, BACKOFF_S_MAX = 0.25, 5.0
 """Shortest and longest delay before the next attempt to connect. The delay doubles each time."""
 
 _CLOSE_S_MAX = 2.0
+_NOT_AVAILABLE = "PostgreSQL is not available"
 
 T = TypeVar("T")
 
@@ -75,11 +78,8 @@ class PostgresSnapshots:
 
     are_notes = False
 
-    def __init__(
-        self, store: Store, connect: Callable[[], Database], call_s_max: float = CALL_S_MAX
-    ) -> None:
+    def __init__(self, store: Store, connect: Callable[[], Database]) -> None:
         self._store = store
-        self._call_s_max = call_s_max
         self._loop = asyncio.get_running_loop()
         self._calls = self._bytes = 0
         self._idle = asyncio.Event()
@@ -90,18 +90,13 @@ class PostgresSnapshots:
         # An empty call connects, so that the server knows from the start if the database is available.
         self._ask(lambda _: None, lambda _: None, lambda _: None)
 
-    def load(
-        self,
-        channel: str,
-        done: Callable[[StoredSnapshot | None], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def load(self, channel: str, done: Loaded, failed: Failed) -> None:
         def loaded(found: StoredSnapshot | None) -> None:
-            if found is not None and found.offset > self._end_of(channel):
+            topic = CHANNEL_PREFIX + channel
+            if found is not None and found.offset > self._store.look(topic).end_offset:
                 # If the snapshot were used, it would hide every message before its offset.
-                failed(
-                    f"PostgreSQL has a snapshot of {quoted(channel)} from another data directory"
-                )
+                name = quoted(channel)
+                failed(f"PostgreSQL has a snapshot of {name} from another data directory")
                 return
             note = read_snapshot(self._store, channel)
             is_later = note is not None and (found is None or found.offset < note.offset)
@@ -109,25 +104,15 @@ class PostgresSnapshots:
 
         self._ask(lambda database: database.load(channel), loaded, failed)
 
-    def save(
-        self,
-        channel: str,
-        snapshot: StoredSnapshot,
-        done: Callable[[], None],
-        failed: Callable[[str], None],
-    ) -> None:
+    def save(self, channel: str, snapshot: StoredSnapshot, done: Done, failed: Failed) -> None:
         size = len(snapshot.content.data)
         self._ask(lambda database: database.save(channel, snapshot), lambda _: done(), failed, size)
 
-    def remove(self, channel: str, done: Callable[[], None], failed: Callable[[str], None]) -> None:
+    def remove(self, channel: str, done: Done, failed: Failed) -> None:
         self._ask(lambda database: database.remove(channel), lambda _: done(), failed)
 
     def older(
-        self,
-        before_ms: int,
-        after: str,
-        done: Callable[[Older], None],
-        failed: Callable[[str], None],
+        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
     ) -> None:
         def found(names: list[str]) -> None:
             done(Older(names, names[-1] if len(names) == OLDER_MAX else None))
@@ -139,18 +124,15 @@ class PostgresSnapshots:
         while self._calls:
             await self._idle.wait()
         self._is_closed = True
-        self._thread.put(None)
+        self._thread.calls.put(None)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), _CLOSE_S_MAX)
-
-    def _end_of(self, channel: str) -> int:
-        return self._store.look(CHANNEL_PREFIX + channel).end_offset
 
     def _ask(
         self,
         work: Callable[[Database], T],
         done: Callable[[T], None],
-        failed: Callable[[str], None],
+        failed: Failed,
         size: int = 0,
     ) -> None:
         if self._is_closed:
@@ -180,43 +162,37 @@ class PostgresSnapshots:
 
         def too_late() -> None:
             self._thread.give_up(call)
-            answer(f"PostgreSQL has not answered within {self._call_s_max:g} s", False)
+            answer(f"PostgreSQL has not answered within {CALL_S_MAX:g} s", False)
 
         call = _Call(work, answer)
-        timer = self._loop.call_later(self._call_s_max, too_late)
-        self._thread.put(call)
+        timer = self._loop.call_later(CALL_S_MAX, too_late)
+        self._thread.calls.put(call)
 
     def _on_loop(self, call: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(call, *args)
 
 
+@dataclass(slots=True, eq=False)
 class _Call:
-    __slots__ = ("answer", "is_over", "work")
-
-    def __init__(
-        self, work: Callable[[Database], Any], answer: Callable[[Any, bool], None]
-    ) -> None:
-        self.work = work
-        self.answer = answer
-        """Called on the loop, with a result and True or with a reason and False."""
-        self.is_over = False
-        """True once the call is answered. Only the loop sets it."""
+    work: Callable[[Database], Any]
+    answer: Callable[[Any, bool], None]
+    """Called on the loop, with a result and True or with a reason and False."""
+    is_over: bool = False
+    """True once the call is answered. Only the loop sets it."""
 
 
 class _Thread:
-    """The thread and its state, which no other thread touches except through `put` and `give_up`."""
+    """The thread and its state, which no other thread touches except through `calls` and `give_up`."""
 
     def __init__(
-        self,
-        connect: Callable[[], Database],
-        on_loop: Callable[..., None],
-        ended: Callable[[], None],
+        self, connect: Callable[[], Database], on_loop: Callable[..., None], ended: Done
     ) -> None:
         self._connect = connect
         self._on_loop = on_loop
         self._ended = ended
-        self._queue: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        self.calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
+        """Calls in their order. None ends the thread."""
         self._database: Database | None = None
         self._call: _Call | None = None
         """The call that is being executed."""
@@ -225,10 +201,6 @@ class _Thread:
         self._trouble = ""
         threading.Thread(target=self._run, name="snapshots", daemon=True).start()
 
-    def put(self, call: _Call | None) -> None:
-        """Queue a call. None ends the thread."""
-        self._queue.put(call)
-
     def give_up(self, call: _Call) -> None:
         """Abort a call. Called on the loop. If that hits the next call instead, the next call is retried."""
         database = self._database
@@ -236,23 +208,14 @@ class _Thread:
             database.cut()
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
+        while (call := self.calls.get()) is not None:
             if call.is_over:
                 continue
             self._call = call
             try:
                 result = self._try(call)
-            except _AwayError:
-                self._on_loop(call.answer, "PostgreSQL is not available", False)
             except Exception as error:
-                self._failed(error, is_late=call.is_over)
-                is_refused = isinstance(error, DatabaseError) and not error.is_down
-                reason = (
-                    "PostgreSQL refuses the snapshot"
-                    if is_refused
-                    else "PostgreSQL is not available"
-                )
-                self._on_loop(call.answer, reason, False)
+                self._on_loop(call.answer, self._failed(error, is_late=call.is_over), False)
             else:
                 self._succeeded()
                 self._on_loop(call.answer, result, True)
@@ -273,9 +236,13 @@ class _Thread:
         self._database = self._connect()
         return call.work(self._database)
 
-    def _failed(self, error: Exception, *, is_late: bool) -> None:
+    def _failed(self, error: Exception, *, is_late: bool) -> str:
+        """Log the error, and return the reason for the caller."""
+        if isinstance(error, _AwayError):
+            return _NOT_AVAILABLE
         self._drop()
-        if not isinstance(error, DatabaseError) or error.is_down:
+        is_down = not isinstance(error, DatabaseError) or error.is_down
+        if is_down:
             self._backoff_s = min(max(2 * self._backoff_s, BACKOFF_S_MIN), BACKOFF_S_MAX)
             self._away_until_s = time.monotonic() + self._backoff_s
         trouble = str(error) if isinstance(error, DatabaseError) else described(error)
@@ -286,6 +253,7 @@ class _Thread:
             logger.warning(
                 "PostgreSQL does not store snapshots of channels at the moment: %s", trouble
             )
+        return _NOT_AVAILABLE if is_down else "PostgreSQL refuses the snapshot"
 
     def _succeeded(self) -> None:
         self._backoff_s = 0.0

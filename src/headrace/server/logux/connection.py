@@ -9,14 +9,13 @@ from typing import Any
 from urllib.parse import unquote
 
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
-from headrace.broker.logux.echoes import Echoes, Origin
 from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
-from headrace.payload.logux import Created, Event, Number
+from headrace.payload.logux import Event
 from headrace.server.access import Credentials
 from headrace.server.connection import Connections, Pause
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
@@ -34,9 +33,6 @@ from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 
 logger = logging.getLogger(__name__)
-
-PREFIX = LOGUX_PREFIX
-MAIN = "main"
 
 _LOGS_REMEMBERED = 1000
 _NODES_REMEMBERED = 10_000
@@ -78,8 +74,9 @@ class Logux(PingedConnections):
         self.credentials = credentials
         self.event_filter = event_filter
         self.clock_ms = clock_ms
-        self._complained_s = -_COMPLAINTS_EVERY_S
-        self._runner = runner
+        self.complained_s = -_COMPLAINTS_EVERY_S
+        """Time when an error of the application was last logged."""
+        self.runner = runner
         self._ids = ids
         self._logs: dict[str, LoguxLog] = {}
         """Logs to which events were added. Above `_LOGS_REMEMBERED`, idle logs are forgotten."""
@@ -89,12 +86,12 @@ class Logux(PingedConnections):
     def route(self, path: str) -> "Callable[[], LoguxConnection] | None":
         """Return the factory of connections for this path; None if the path names no log."""
         if path == logux.PATH:
-            name = MAIN
+            name = "main"
         elif path.startswith(f"{logux.PATH}/"):
             name = unquote(path.removeprefix(f"{logux.PATH}/"), errors="surrogateescape")
         else:
             return None
-        topic = PREFIX + name
+        topic = LOGUX_PREFIX + name
         try:
             check_topic_name(topic)
         except BadTopicNameError:
@@ -115,38 +112,12 @@ class Logux(PingedConnections):
         handle = store.topic(topic)
         log = self._logs.get(topic)
         if log is None or log.topic is not handle:
-            log = self._logs[topic] = LoguxLog(
-                handle,
-                store,
-                self._runner,
-                self._ids,
-                partial(self.shared.metrics.count, "duplicates_refused_total"),
-            )
+            count = partial(self.shared.metrics.count, "duplicates_refused_total")
+            log = self._logs[topic] = LoguxLog(handle, store, self.runner, self._ids, count)
         return log
 
-    def echoes(
-        self,
-        topic: str,
-        host: str | Number,
-        synced: int,
-        may_see: Callable[[Event, Created, Origin], bool],
-    ) -> Echoes:
-        """Return the `Echoes` of a connection whose host has got the first `synced` records of the log."""
-        store = self.shared.broker.store
-        handle = store.topic(topic)
-        return Echoes(handle, store, self._runner, host=host, synced=synced, may_see=may_see)
-
-    def events(self, topic: str, at: Position, records: Sequence[bytes]) -> list[OutgoingEvent]:
+    def commit(self, topic: str, at: Position, records: Sequence[bytes]) -> _Commit:
         """Return the events of a commit, as the same objects for every caller."""
-        return self._commit(topic, at, records).events
-
-    def events_of(
-        self, channel: str, topic: str, at: Position, records: Sequence[bytes]
-    ) -> ChannelEvents | None:
-        """Return the events of a commit that go to a channel; None if there are none."""
-        return self._commit(topic, at, records).channels.get(channel)
-
-    def _commit(self, topic: str, at: Position, records: Sequence[bytes]) -> "_Commit":
         key = topic, at.offset, len(records)
         found = self._commits.get(key)
         if found is None:
@@ -154,14 +125,6 @@ class Logux(PingedConnections):
             if len(self._commits) > _COMMITS_REMEMBERED:
                 self._commits.popitem(last=False)
         return found
-
-    def may_complain(self) -> bool:
-        """Return True if an error of the application is logged now: at most one per second."""
-        now = self.shared.loop.time()
-        may = now >= self._complained_s + _COMPLAINTS_EVERY_S
-        if may:
-            self._complained_s = now
-        return may
 
     def tick(self, now: float) -> None:
         for topic, log in list(self._logs.items()):
@@ -231,11 +194,16 @@ class LoguxConnection(PingedConnection):
 
     def _add(self, command: AddEvents, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
-        unit = command.unit
-        may = [self._may_send(one) for one in command.events]
-        if not all(may):
-            self._feed.refuse(unit, may)
-        events = [one for one, is_allowed in zip(command.events, may, strict=True) if is_allowed]
+        events, unit = command
+        if self.hub.event_filter is not None:
+            origin = self._session.peer
+            may = [
+                self.may("send", one.event, {"created": one.created, "origin": origin})
+                for one in events
+            ]
+            if not all(may):
+                self._feed.refuse(unit, may)
+            events = [one for one, is_allowed in zip(events, may, strict=True) if is_allowed]
         self._under_way(size)
         self._feed.sift(events, lambda kept: self._store(kept, unit, size))
 
@@ -248,25 +216,22 @@ class LoguxConnection(PingedConnection):
 
     # Decisions of the application
 
-    def _may_send(self, one: Incoming) -> bool:
-        if self.hub.event_filter is None:
-            return True
-        return self.may("send", one.event, {"created": one.created, "origin": self._session.peer})
-
     def may_see(self, one: OutgoingEvent) -> bool:
         if self.hub.event_filter is None:
             return True
-        meta = {"created": one.created, "origin": one.origin}
-        return self.may("see", one.event, meta)
+        return self.may("see", one.event, {"created": one.created, "origin": one.origin})
 
     def may(self, what: str, event: Event, meta: dict[str, Any]) -> bool:
-        if self.hub.event_filter is None:
+        hub = self.hub
+        if hub.event_filter is None:
             return True
-        peer = {"host": self._session.peer, "log": self.topic.removeprefix(PREFIX)}
+        peer = {"host": self._session.peer, "log": self.topic.removeprefix(LOGUX_PREFIX)}
         try:
-            return bool(self.hub.event_filter(what, event, meta, peer))
+            return bool(hub.event_filter(what, event, meta, peer))
         except Exception:
-            if self.hub.may_complain():
+            now = self._shared.loop.time()
+            if now >= hub.complained_s + _COMPLAINTS_EVERY_S:
+                hub.complained_s = now
                 logger.exception("%s: logux.filter failed: the event is dropped", self.peer)
             return False
 
@@ -274,11 +239,10 @@ class LoguxConnection(PingedConnection):
 
     def follow(self, name: str, ordinal: int, encode: Encode) -> BrokerSubscription:
         """Subscribe to the log: send all records from `ordinal` on, and new records as they are committed."""
-        broker = self._shared.broker
         self._shared.metrics.count("subscriptions_total")
         if self._subscriptions is None:
             self._subscriptions = {}
-        subscription = broker.follow(self, self.topic, ordinal, encode)
+        subscription = self._shared.broker.follow(self, self.topic, ordinal, encode)
         self._subscriptions[name] = subscription
         return subscription
 
@@ -299,10 +263,6 @@ class LoguxConnection(PingedConnection):
     @property
     def store_topic(self) -> Topic:
         return self._shared.broker.store.topic(self.topic)
-
-    @property
-    def channels_max(self) -> int:
-        return self._shared.limits.topics_attached_max
 
     def answer_soon(self) -> None:
         self._answer_soon()

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -35,21 +35,29 @@ _UNANSWERED_MAX = 100
 """Unanswered requests for a channel while its history is being sent. Further requests are refused."""
 
 
-class Feed(Protocol):
+class Feed:
+    """Base of the feeds. Does nothing where not every protocol has something to do."""
+
+    def __init__(self, connection: "LoguxConnection") -> None:
+        self._connection = connection
+
     def do(self, command: object) -> None:
         """Execute a command that only this version of the protocol has."""
+        raise NotImplementedError
 
     def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
         """Called when the application refuses some of a unit's events: those with False in `may`."""
 
     def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
         """Call `keep` with the events that the log may lack, in the order in which messages came."""
+        raise NotImplementedError
 
     def let_in(self) -> None:
         """Called when the peer is authenticated."""
 
     def passed(self, subscription: BrokerSubscription) -> None:
         """Called when the visible events up to the subscription's position are being written."""
+        raise NotImplementedError
 
     def fell_back(self, subscription: BrokerSubscription) -> None:
         """Called when the frames that were encoded last are not written. They will be encoded again."""
@@ -58,11 +66,11 @@ class Feed(Protocol):
         """Called when the subscription has reached the end of the log."""
 
 
-class WholeLog:
+class WholeLog(Feed):
     """Feed of all events that the peer may see and has not sent itself."""
 
     def __init__(self, connection: "LoguxConnection", session: LoguxServerSession) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._session = session
         self._born = 0
         """Number of records when the peer came. The peer already has its own later events."""
@@ -70,15 +78,18 @@ class WholeLog:
 
     def do(self, command: object) -> None:
         assert isinstance(command, Follow)
-        connection = self._connection
-        self._born = connection.store_topic.end_ordinal
-        self._echoes = connection.hub.echoes(
-            connection.topic, self._session.peer, command.ordinal, self._may_see
+        connection, hub = self._connection, self._connection.hub
+        topic = connection.store_topic
+        self._born = topic.end_ordinal
+        self._echoes = Echoes(
+            topic,
+            hub.shared.broker.store,
+            hub.runner,
+            host=self._session.peer,
+            synced=command.ordinal,
+            may_see=self._may_see,
         )
         connection.follow(connection.topic, command.ordinal, self._encode)
-
-    def refuse(self, unit: Unit, may: Sequence[bool]) -> None:
-        """Do nothing: this protocol does not report refusals to peers."""
 
     def sift(self, events: Sequence[Incoming], keep: Callable[[list[Incoming]], None]) -> None:
         assert self._echoes is not None
@@ -91,21 +102,12 @@ class WholeLog:
     def _may_see(self, event: Event, created: Created, origin: Origin) -> bool:
         return self._connection.may("see", event, {"created": created, "origin": origin})
 
-    def let_in(self) -> None:
-        """Do nothing: the peer itself sends its position."""
-
     def passed(self, subscription: BrokerSubscription) -> None:
         self._session.sent = subscription.ordinal
 
-    def fell_back(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: encoding has not changed any state."""
-
-    def live(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: this protocol does not tell peers."""
-
     def _encode(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         binary = self._session.binary
-        events = self._connection.hub.events(topic, at, records)
+        events = self._connection.hub.commit(topic, at, records).events
         return b"".join([one.sync(binary=binary) for one in events if self._shows(one)])
 
     def _shows(self, one: OutgoingEvent) -> bool:
@@ -115,11 +117,11 @@ class WholeLog:
         return self._connection.may_see(one)
 
 
-class LoguxChannels:
+class LoguxChannels(Feed):
     """Feed of channels. Each channel is a subscription with its own position in the log until it is live."""
 
     def __init__(self, connection: "LoguxConnection", session: Logux5ServerSession) -> None:
-        self._connection = connection
+        super().__init__(connection)
         self._session = session
         self._channels: dict[str, _Channel] = {}
 
@@ -157,6 +159,7 @@ class LoguxChannels:
 
     def _subscribe(self, command: Subscribe) -> None:
         connection = self._connection
+        channels_max = connection.hub.shared.limits.topics_attached_max
         action = command.action
         meta = {"created": action.meta.created, "origin": self._session.node}
         known = self._channels.get(command.channel)
@@ -165,12 +168,10 @@ class LoguxChannels:
         elif known is not None and len(known.asked) < _UNANSWERED_MAX:
             # The peer has, or is getting, the whole history of the channel. Sending it once is enough.
             known.ask(command)
-            if (
-                known.subscription is not None
-                and known.subscription.state is SubscriptionState.LIVE
-            ):
-                self.live(known.subscription)
-        elif known is not None or len(self._channels) >= connection.channels_max:
+            subscription = known.subscription
+            if subscription is not None and subscription.state is SubscriptionState.LIVE:
+                self.live(subscription)
+        elif known is not None or len(self._channels) >= channels_max:
             self._session.undo(command, _TOO_MANY)
         else:
             channel = _Channel(connection, self._session, command.channel)
@@ -277,16 +278,17 @@ class _Channel:
 
     def takes(self, topic: str, at: Position, records: Sequence[bytes]) -> bool:
         """True if a commit has events for this channel."""
-        return self._connection.hub.events_of(self.name, topic, at, records) is not None
+        return self.name in self._connection.hub.commit(topic, at, records).channels
 
     def __call__(self, topic: str, at: Position, records: Sequence[bytes], _ms: int) -> bytes:
         base, binary = self._session.base, self._session.binary
         events: Iterable[OutgoingEvent]
         if self.subscription is not None and self.subscription.state is SubscriptionState.LIVE:
-            found = self._connection.hub.events_of(self.name, topic, at, records)
+            hub = self._connection.hub
+            found = hub.commit(topic, at, records).channels.get(self.name)
             if found is None:
                 return b""
-            is_filtered = self._connection.hub.event_filter is not None
+            is_filtered = hub.event_filter is not None
             if not (binary or is_filtered or self._client in found.clients):
                 self.made.extend(found.added)
                 return found.syncs(base)
