@@ -13,10 +13,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from crc32c import crc32c
@@ -248,8 +247,7 @@ class _Salvage:
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
         self.notes: dict[bytes, NoteRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
-        self.stale_batches: list[BatchRow] = []
-        """Batches that only the backup has, and that were not completely appended when it was made."""
+        stale: list[tuple[bytes, int]] = []
         origins = []
         files = ((FILE_NAME, "the damaged file"), (BACKUP_NAME, "the backup"))
         formats = [_format(layout, name) for name, _ in files]
@@ -261,36 +259,29 @@ class _Salvage:
             # topics are made.
             is_old = (format_ or max(filter(None, formats), default=0)) < RENAMED_FORMAT
             is_old &= format_ is not None or not self.renamed
-            with _Old(layout.root, name, is_old=is_old) as old:
+            with closing(_Old(layout.root, name, is_old=is_old)) as old:
                 rows = {row.id: row for row in old.rows(TopicRow)}
                 self.ordinary |= old.ordinary
+                batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
                 if name == BACKUP_NAME:
                     self.backed_up = rows
+                    # A batch without staged files was appended since the backup was made.
+                    batches = {key: row for key, row in batches.items() if _is_staged(layout, row)}
+                    stale = [key for key, row in batches.items() if row.file < row.files]
                 else:
                     self.topics = rows
+                    stale = [key for key in stale if key not in batches]
+                self.batches |= batches
                 self.tombstones += old.rows(TombstoneRow)
                 self.cursors |= {(row.name, row.reader): row for row in old.rows(CursorRow)}
                 self.producers |= {(row.name, row.producer): row for row in old.rows(ProducerRow)}
                 self.notes |= {row.key: row for row in old.rows(NoteRow)}
-                batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
-                self._take_batches(layout, batches, backup=name == BACKUP_NAME)
                 self.meta = old.meta() or self.meta
                 if old.has_rows:
                     origins.append(origin)
         self.origin = "from " + " and ".join(origins) if origins else "lost"
-
-    def _take_batches(
-        self, layout: Layout, found: dict[tuple[bytes, int], BatchRow], *, backup: bool
-    ) -> None:
-        if backup:
-            # A batch without staged files was appended since the backup was made.
-            self.batches = {key: row for key, row in found.items() if _is_staged(layout, row)}
-            self.stale_batches = [row for row in self.batches.values() if row.file < row.files]
-            return
-        self.batches |= found
-        self.stale_batches = [
-            row for row in self.stale_batches if (row.producer, row.number) not in found
-        ]
+        self.stale_batches = [self.batches[key] for key in stale]
+        """Batches that only the backup has, and that were not completely appended when it was made."""
 
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
@@ -300,7 +291,7 @@ def _format(layout: Layout, name: str) -> int | None:
     """Return the format of a catalogue that may be damaged; None if the format is not known."""
     if not (layout.root / name).exists():
         return None
-    with _Old(layout.root, name, is_old=False) as old:
+    with closing(_Old(layout.root, name, is_old=False)) as old:
         meta = old.meta()
         return meta.format if meta is not None else None
 
@@ -318,10 +309,7 @@ class _Old:
         with suppress(DamagedCatalogueError):
             self._catalogue = Catalogue.open(root, name=name)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._catalogue is not None:
             self._catalogue.close()
 
