@@ -23,6 +23,7 @@ from headrace.log.catalogue.rows import (
     FORMAT,
     NAMED,
     RENAMED_FORMAT,
+    RESERVED,
     TABLES,
     BatchRow,
     CursorRow,
@@ -39,13 +40,7 @@ from headrace.log.catalogue.rows import (
 )
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
-from headrace.model import (
-    ENVELOPE_PREFIXES,
-    OLD_PREFIXES,
-    RESERVED_TOPIC_BYTES_MAX,
-    Position,
-    Span,
-)
+from headrace.model import OLD_PREFIXES, RESERVED_TOPIC_BYTES_MAX, Position, Span
 
 FILE_NAME = "catalogue.sqlite"
 BACKUP_NAME = "catalogue.backup.sqlite"
@@ -61,9 +56,8 @@ BATCHES_NAME = b""
 
 _SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 _encode = msgspec.msgpack.encode
-_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 _OLD = tuple(prefix.encode() for prefix in OLD_PREFIXES)
-_OLD_OR_RESERVED = (*_OLD, *_RESERVED)
+_OLD_OR_RESERVED = (*_OLD, *RESERVED)
 
 _Named = TopicRow | TombstoneRow | CursorRow | ProducerRow
 
@@ -180,24 +174,33 @@ class Catalogue:
             # A name that was used twice continues after both ends.
             _, *known = merged.get(row.name, row)
             merged[row.name] = TombstoneRow(row.name, *map(max, known, row[1:]))
-        living = {present(row).name for row in topics}
-        self._replace(
-            "tombstones", graves, [row for row in merged.values() if row.name not in living]
-        )
+        for topic in topics:
+            merged.pop(present(topic).name, None)  # the name is in use again
+        self._replace("tombstones", graves, merged.values())
 
     def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
         """Replace rows, which are found by their topics' names, by other rows."""
-        self._db.executemany(
-            f"DELETE FROM {table} WHERE name = ?", {(row.name,): None for row in old}
-        )
+        self._db.executemany(f"DELETE FROM {table} WHERE name = ?", {(row.name,) for row in old})
         self.put(new)
 
     def _add(self, *versions: int) -> None:
         for statement in "".join(ADDED[version] for version in versions).split(";"):
             self._db.execute(statement)
 
-    def transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit the changes; any other exit than a successful commit rolls back everything."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            # A failed commit is rolled back too; on a full disk, SQLite may have rolled it back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        # Journal files are recycled after this commit. If the commit were only in SQLite's write-ahead log, a
+        # flipped bit there would silently bring back the previous state of the catalogue.
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -269,13 +272,13 @@ class Catalogue:
         """Return the span that a topic's segments hold between two positions, without skipped offsets."""
         low, high = (min(at.offset, INTEGER_MAX) for at in (first, last))
         low_ordinal, high_ordinal = (min(at.ordinal, INTEGER_MAX) for at in (first, last))
-        (records, size) = self._db.execute(
+        found = self._db.execute(
             "SELECT coalesce(sum(max(0, min(end_ordinal, ?) - max(first_ordinal, ?))), 0), "
             "coalesce(sum(min(end, ?) - max(base, ?)), 0) "
             "FROM segments WHERE topic_id = ? AND base < ? AND end > ?",
             (high_ordinal, low_ordinal, high, low, topic_id, high, low),
-        ).fetchone()
-        return Span(records, size)
+        )
+        return Span(*found.fetchone())
 
     def all_segments(self) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "")
@@ -434,9 +437,7 @@ class Catalogue:
             raise unreadable(self.path, error) from error
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
-        for row in self._all(kind, where, *values):
-            return row
-        return None
+        return next(self._all(kind, where, *values), None)
 
     @property
     def _is_old(self) -> bool:
@@ -451,7 +452,7 @@ class Catalogue:
             return name
         if name.startswith(_OLD):
             return b"\xff"  # no topic had this name, and this is not a valid name
-        return name.removeprefix(b"$") if name.startswith(_RESERVED) else name
+        return name.removeprefix(b"$") if name.startswith(RESERVED) else name
 
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
         """Yield rows with the present names of their topics."""
@@ -507,28 +508,6 @@ def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
         return db
     except DATABASE_ERRORS as error:
         raise unreadable(path, error) from error
-
-
-class _Transaction:
-    """A transaction of SQLite: any exit other than a successful commit rolls back everything."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._db.execute("COMMIT")
-        finally:
-            # A failed commit is rolled back too; on a full disk, SQLite may have rolled it back by itself.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        # Journal files are recycled after this commit. If the commit were only in SQLite's write-ahead log, a
-        # flipped bit there would silently bring back the previous state of the catalogue.
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 @cache

@@ -160,33 +160,22 @@ def _row(kind: type[R], values: list[Value]) -> R | None:
     return row if checksum(row) == values[-1] else None
 
 
-_KEYS: dict[type, int] = {
-    MetaRow: 1,
-    TopicRow: 1,
-    SegmentRow: 2,
-    TombstoneRow: 1,
-    CursorRow: 2,
-    ProducerRow: 2,
-    BatchRow: 2,
-    NoteRow: 1,
+_KEYS_AND_AGES: dict[type, tuple[int, tuple[str, ...]]] = {
+    MetaRow: (1, ()),
+    TopicRow: (1, ("end_offset", "start_offset", "epoch")),
+    SegmentRow: (2, ("end", "rows")),
+    TombstoneRow: (1, ("ms",)),
+    CursorRow: (2, ("ms",)),
+    ProducerRow: (2, ("last", "ms")),
+    BatchRow: (2, ("file", "position")),
+    NoteRow: (1, ("ms",)),
 }
-"""Number of leading values of a row that are its key."""
+"""Number of leading values of a row that are its key, and fields that together grow with every change."""
 
 
 def row_key(row: tuple[object, ...]) -> object:
-    return row[: _KEYS[type(row)]]
+    return row[: _KEYS_AND_AGES[type(row)][0]]
 
 
-def _age(row: object) -> tuple[int, ...]:
-    """Return a value that grows with every change of a row."""
-    if isinstance(row, TopicRow):
-        return row.end_offset, row.start_offset, row.epoch
-    if isinstance(row, SegmentRow):
-        return row.end, row.rows
-    if isinstance(row, ProducerRow):
-        return row.last, row.ms
-    if isinstance(row, BatchRow):
-        return row.file, row.position
-    if isinstance(row, CursorRow | NoteRow | TombstoneRow):
-        return (row.ms,)
-    return (0,)
+def _age(row: object) -> list[int]:
+    return [getattr(row, name) for name in _KEYS_AND_AGES[type(row)][1]]

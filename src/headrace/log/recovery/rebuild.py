@@ -32,6 +32,7 @@ from headrace.log.catalogue.catalogue import (
 from headrace.log.catalogue.pages import Pages, row_key
 from headrace.log.catalogue.rows import (
     RENAMED_FORMAT,
+    RESERVED,
     BatchRow,
     CursorRow,
     DirectoryMeta,
@@ -58,13 +59,12 @@ from headrace.log.read.index import (
     name_in_header,
 )
 from headrace.log.recovery.frames import Frame, read_frames, read_header
-from headrace.model import ENVELOPE_PREFIXES, Durability, present_name
+from headrace.model import Durability, present_name
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
 _NEW_NAME = "catalogue.rebuilt.sqlite"
-_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 
 
 def open_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
@@ -115,7 +115,7 @@ def _is_empty(layout: Layout) -> bool:
 
 def is_reserved(name: bytes) -> bool:
     """True if a topic of this name is a channel or a log of Logux."""
-    return name.startswith(_RESERVED)
+    return name.startswith(RESERVED)
 
 
 def check_unreserved(
