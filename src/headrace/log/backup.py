@@ -21,7 +21,7 @@ backup was made stays deleted: destroyed topics, trimmed records, and dropped cu
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from io import FileIO
 from pathlib import Path
@@ -136,7 +136,10 @@ def back_up(
         if not is_free:
             _wait_until_applied(layout, view)
         elif not is_clean:
-            _copy_journal(layout, copy, disk)
+            sizes = {
+                path.relative_to(source): path.stat().st_size for path in layout.journal_files()
+            }
+            FileCopy(source, target, disk, None).take(sizes)
         _copy_clock(source, target, disk)
         _copy_named(view, layout, copy, disk, progress)
         if is_free and not is_clean:
@@ -178,7 +181,6 @@ def restore(
             if given_up is not None:
                 revoked = _revoke(copy, given_up, disk)
             _set_meta(copy, restored_jumps=_jumps(manifest))
-            _sync(target, disk)
     return manifest, revoked
 
 
@@ -224,14 +226,13 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
         yield True  # read-only, and never used by a server
         return
     fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    is_free = True
     try:
         try:
             # A shared lock is enough: a server takes an exclusive one.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             is_free = False
-        else:
-            is_free = True
         yield is_free
     finally:
         os.close(fd)
@@ -239,7 +240,7 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
 
 @contextmanager
 def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
-    """Take an empty or unfinished directory, and mark it as unfinished until the work is done."""
+    """Take an empty or unfinished directory, and mark it as unfinished until the work is done and synced."""
     try:
         disk.make_directory(target, 0o750)
     except FileExistsError:
@@ -251,8 +252,7 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         raise BackupError(
             f"{target} is not empty: name a directory that is empty or does not exist"
         )
-    fd = disk.open(marker, create=True)
-    try:
+    with disk.opened(marker, create=True) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -262,20 +262,15 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         disk.write(fd, [_MARKER], 0, synced=True)
         disk.sync_directory(target)
         disk.sync_directory(target.parent)
-        _empty(marker, disk)
+        # An interrupted backup or restore has left files beside its marker.
+        for path in list(target.rglob("*")):
+            is_ours = path.relative_to(target).parts[0] != "lost+found"
+            if is_ours and path.is_file() and path != marker:
+                disk.unlink(path)
         yield
+        disk.sync_file_system(fd)
         disk.unlink(marker)
         disk.sync_directory(target)
-    finally:
-        disk.close(fd)
-
-
-def _empty(marker: Path, disk: Disk) -> None:
-    """Delete the files that an interrupted backup or restore has left beside its marker."""
-    for path in list(marker.parent.rglob("*")):
-        is_ours = path.relative_to(marker.parent).parts[0] != "lost+found"
-        if is_ours and path.is_file() and path != marker:
-            disk.unlink(path)
 
 
 def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
@@ -297,12 +292,8 @@ def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
         applied = now
 
 
-class NamedFile(NamedTuple):
-    """A file and the number of its bytes that count."""
-
-    path: Path
-    """Path relative to the data directory."""
-    size: int
+NamedFiles = Mapping[Path, int]
+"""Number of bytes that count of each file, by the file's path relative to the data directory."""
 
 
 class FileCopy:
@@ -320,47 +311,46 @@ class FileCopy:
         """Number of bytes of each file that the target has."""
         self._done = self._total = 0
 
-    def missing_bytes(self, files: Iterable[NamedFile]) -> int:
-        return sum(max(0, file.size - self._sizes.get(file.path, 0)) for file in files)
+    def missing_bytes(self, files: NamedFiles) -> int:
+        return sum(max(0, size - self._sizes.get(path, 0)) for path, size in files.items())
 
-    def take(self, files: list[NamedFile]) -> list[NamedFile]:
+    def take(self, files: NamedFiles) -> list[Path]:
         """Copy the missing bytes; return the files that no longer exist."""
         self._total = self._done + self.missing_bytes(files)
         gone = []
-        for file in files:
-            if self._sizes.get(file.path, -1) < file.size:
+        for path, size in files.items():
+            if self._sizes.get(path, -1) < size:
                 try:
-                    self._copy(file)
+                    self._copy(path, size)
                 except FileNotFoundError:
-                    gone.append(file)
+                    gone.append(path)
         return gone
 
-    def keep_only(self, files: Iterable[NamedFile]) -> None:
+    def keep_only(self, files: NamedFiles) -> None:
         """Delete the copies of all other files, which the source has deleted meanwhile."""
-        for path in self._sizes.keys() - {file.path for file in files}:
+        for path in self._sizes.keys() - files.keys():
             self._disk.unlink(self._target / path)
 
-    def _copy(self, file: NamedFile) -> None:
-        position = self._sizes.get(file.path, 0)
-        with FileIO(self._source / file.path) as source:
-            target = self._disk.open(self._target / file.path, create=True)
-            try:
-                while position < file.size:
-                    wanted = min(_BLOCK_BYTES, file.size - position)
-                    # Unreadable pages become zeros in the copy: `verify` reports the damage.
-                    block, _ = read_patiently(source.fileno(), wanted, position)
-                    if not block:
-                        break
-                    self._disk.write(target, [block], position)
-                    position += len(block)
-                    self._done += len(block)
-                    if self._progress is not None:
-                        self._progress(self._done, self._total)
-                if position >= _LARGE_BYTES:
-                    self._disk.sync(target)
-            finally:
-                self._disk.close(target)
-        self._sizes[file.path] = file.size
+    def _copy(self, path: Path, size: int) -> None:
+        position = self._sizes.get(path, 0)
+        with (
+            FileIO(self._source / path) as source,
+            self._disk.opened(self._target / path, create=True) as target,
+        ):
+            while position < size:
+                wanted = min(_BLOCK_BYTES, size - position)
+                # Unreadable pages become zeros in the copy: `verify` reports the damage.
+                block, _ = read_patiently(source.fileno(), wanted, position)
+                if not block:
+                    break
+                self._disk.write(target, [block], position)
+                position += len(block)
+                self._done += len(block)
+                if self._progress is not None:
+                    self._progress(self._done, self._total)
+            if position >= _LARGE_BYTES:
+                self._disk.sync(target)
+        self._sizes[path] = size
 
 
 def _copy_named(
@@ -391,26 +381,26 @@ def _copy_named(
     )
 
 
-def _named(view: Catalogue, layout: Layout) -> list[NamedFile]:
+def _named(view: Catalogue, layout: Layout) -> NamedFiles:
     """Return the files that the catalogue names."""
-    found = []
+    found: dict[Path, int] = {}
     for row in view.all_segments():
         log = layout.segment(row.topic_id, row.base).relative_to(layout.root)
-        found.append(NamedFile(log, row.end - row.base))
-        found.append(NamedFile(log.with_suffix(".idx"), row_position(row.rows)))
+        found[log] = row.end - row.base
+        found[log.with_suffix(".idx")] = row_position(row.rows)
     for batch in view.batches():
         for file in msgspec.msgpack.decode(batch.staged, type=StagedFiles):
-            path = layout.staged_file(file.id.hex()).relative_to(layout.root)
-            found.append(NamedFile(path, file.size))
+            found[layout.staged_file(file.id.hex()).relative_to(layout.root)] = file.size
     return found
 
 
 def _check_room(target: Path, needed: int) -> None:
-    room = os.statvfs(target)
-    if room.f_bavail * room.f_frsize < needed:
+    disk = os.statvfs(target)
+    room = disk.f_bavail * disk.f_frsize
+    if room < needed:
         raise BackupError(
-            f"{target} has room for {room.f_bavail * room.f_frsize:,} bytes, and the copy needs "
-            f"{needed:,}: free some space, or name a directory on another disk"
+            f"{target} has room for {room:,} bytes, and the copy needs {needed:,}: free some space, or name "
+            "a directory on another disk"
         )
 
 
@@ -418,14 +408,6 @@ def _copy_clock(source: Path, target: Path, disk: Disk) -> None:
     """Copy the saved time: a server that starts years later must not expire everything at once."""
     if (source / _CLOCK_NAME).exists():
         disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
-
-
-def _copy_journal(layout: Layout, copy: Layout, disk: Disk) -> None:
-    named = [
-        NamedFile(path.relative_to(layout.root), path.stat().st_size)
-        for path in layout.journal_files()
-    ]
-    FileCopy(layout.root, copy.root, disk, None).take(named)
 
 
 def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
@@ -445,7 +427,6 @@ def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
         )
     encoded = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
     disk.write_file(copy.root / MANIFEST_NAME, [encoded])
-    _sync(copy.root, disk)
     return manifest
 
 
@@ -454,14 +435,6 @@ def _set_meta(copy: Layout, *, restored_jumps: int) -> None:
         catalogue.change_meta(
             clean=True, jump_due=True, restored_jumps=restored_jumps, journal_files={}
         )
-
-
-def _sync(root: Path, disk: Disk) -> None:
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.sync_file_system(fd)
-    finally:
-        os.close(fd)
 
 
 def _check_comparable(old: Catalogue, backup: Catalogue) -> None:
@@ -494,7 +467,8 @@ def _knows_numbers_of(old: Catalogue, backup: Catalogue) -> bool:
 def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
     """Remove from the copy everything that `old` no longer has."""
     with closing(Catalogue.open(copy.root)) as catalogue:
-        revoked = _revoke_rows(catalogue, old)
+        with catalogue.transaction():
+            revoked = _revoke_rows(catalogue, old)
         named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
     for suffix in (".log", ".idx"):
         for file in list(copy.files(suffix)):
@@ -504,23 +478,20 @@ def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
 
 
 def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
-    """Remove from `restored`, in one transaction, everything that `old` no longer has."""
-    with restored.transaction():
-        destroyed = trimmed = 0
-        for row in list(restored.topics()):
-            now = old.topic_by_id(row.id)  # a number is never used twice
-            if now is None:
-                _destroy(restored, old, row)
-                destroyed += 1
-            elif now.start_offset > row.start_offset:
-                _trim(restored, row, now)
-                trimmed += 1
-        kept = {(one.name, one.reader) for one in old.cursors()}
-        cursors = [(one.name, one.reader) for one in restored.cursors()]
-        cursors = [one for one in cursors if one not in kept]
-        restored.drop_cursors(cursors)
-        notes = [one.key for one in restored.notes() if old.note(one.key) is None]
-        restored.drop_notes(notes)
+    destroyed = trimmed = 0
+    for row in list(restored.topics()):
+        now = old.topic_by_id(row.id)  # a number is never used twice
+        if now is None:
+            _destroy(restored, old, row)
+            destroyed += 1
+        elif now.start_offset > row.start_offset:
+            _trim(restored, row, now)
+            trimmed += 1
+    kept = {(one.name, one.reader) for one in old.cursors()}
+    cursors = {(one.name, one.reader) for one in restored.cursors()} - kept
+    restored.drop_cursors(cursors)
+    notes = [one.key for one in restored.notes() if old.note(one.key) is None]
+    restored.drop_notes(notes)
     return Revoked(destroyed, trimmed, len(cursors), len(notes))
 
 
