@@ -93,9 +93,8 @@ class Revoked(NamedTuple):
     """Number of things that a restore left out, because the log has deleted them since the backup."""
 
     topics: int
-    """Number of destroyed topics."""
+    """Number of destroyed topics; `trimmed` counts topics too."""
     trimmed: int
-    """Number of trimmed topics."""
     cursors: int
     notes: int
 

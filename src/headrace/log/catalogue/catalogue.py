@@ -83,17 +83,19 @@ _UNREADABLE = (
 """SQLite's error codes for a file that the disk could not read."""
 
 
-def unreadable(path: Path, error: Exception) -> DataDirectoryError:
-    """Return the DataDirectoryError for an error of SQLite.
-
-    A full disk or a missing permission is not damage.
-    """
-    # Errors that Python raises itself, for instance for invalid text, have no code.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    if code in _UNREADABLE:
-        return UnreadableCatalogueError(f"{path}: {error}")
-    damaged = code & 0xFF in _DAMAGED
-    return (DamagedCatalogueError if damaged else DataDirectoryError)(f"{path}: {error}")
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Translate errors of SQLite: a full disk or a missing permission is not damage."""
+    try:
+        yield
+    except (*DATABASE_ERRORS, msgspec.MsgspecError) as error:
+        # Errors that Python raises itself, for instance for invalid text, have no code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code in _UNREADABLE:
+            raise UnreadableCatalogueError(f"{path}: {error}") from error
+        damaged = code & 0xFF in _DAMAGED
+        kind = DamagedCatalogueError if damaged else DataDirectoryError
+        raise kind(f"{path}: {error}") from error
 
 
 class Catalogue:
@@ -105,7 +107,6 @@ class Catalogue:
 
     @classmethod
     def create(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Create an empty catalogue."""
         catalogue = cls.open(directory, name=name)
         catalogue.make()
         return catalogue
@@ -114,14 +115,12 @@ class Catalogue:
     def open(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
         """Open the catalogue for writing."""
         path = directory / name
-        try:
+        with _errors_of(path):
             db = sqlite3.connect(path, isolation_level=None, timeout=30)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
             # Freed pages are overwritten, because `pages.py` would find old rows in them.
             db.execute("PRAGMA secure_delete=ON")
-        except DATABASE_ERRORS as error:
-            raise unreadable(path, error) from error
         return cls(db, path)
 
     @classmethod
@@ -384,7 +383,7 @@ class Catalogue:
 
     def check(self) -> None:
         """Read the whole catalogue; raise DamagedCatalogueError if anything in it is wrong."""
-        try:
+        with _errors_of(self.path):
             (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
@@ -397,10 +396,6 @@ class Catalogue:
             for kind, table in TABLES.items():
                 for _ in self._raw(kind) if table in names else ():
                     pass
-        except DATABASE_ERRORS as error:
-            raise unreadable(self.path, error) from error
-        except msgspec.MsgspecError as error:
-            raise DamagedCatalogueError(f"{self.path}: {error}") from error
 
     def salvage(self, kind: type[R]) -> tuple[list[R], bool]:
         """Return the readable rows of a kind with a correct checksum, and True if no row is missing."""
@@ -431,10 +426,8 @@ class Catalogue:
         disk.sync_directory(self.path.parent)
 
     def _schema(self) -> list[tuple[object, ...]]:
-        try:
+        with _errors_of(self.path):
             return list(self._db.execute(_SCHEMA))
-        except DATABASE_ERRORS as error:
-            raise unreadable(self.path, error) from error
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
         return next(self._all(kind, where, *values), None)
@@ -497,8 +490,8 @@ def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[Catalogue]
 
 def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
     """Open a file, which may be a copy of the catalogue at `path`, for reading."""
-    try:
-        uri = f"{file.resolve().as_uri()}?{mode}"
+    uri = f"{file.resolve().as_uri()}?{mode}"
+    with _errors_of(path):
         db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
         try:
             db.execute("SELECT 1 FROM meta").fetchone()
@@ -506,8 +499,6 @@ def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
             db.close()
             raise
         return db
-    except DATABASE_ERRORS as error:
-        raise unreadable(path, error) from error
 
 
 @cache

@@ -85,12 +85,11 @@ class Pages:
 
     def _payload(self, kind: int, page: int, at: int, size: int) -> bytes:
         """Return a record's bytes, whose end may be in a chain of other pages."""
-        usable = _PAGE_BYTES
-        most = usable - 35 if kind == _TABLE_LEAF else (usable - 12) * 64 // 255 - 23
+        most = _PAGE_BYTES - 35 if kind == _TABLE_LEAF else (_PAGE_BYTES - 12) * 64 // 255 - 23
         if size <= most:
             return _exactly(self._data[at : min(at + size, page + _PAGE_BYTES)], size)
-        least = (usable - 12) * 32 // 255 - 23
-        local = least + (size - least) % (usable - 4)
+        least = (_PAGE_BYTES - 12) * 32 // 255 - 23
+        local = least + (size - least) % (_PAGE_BYTES - 4)
         if local > most:
             local = least
         parts = [bytes(self._data[at : at + local])]
@@ -101,7 +100,7 @@ class Pages:
             if not 0 <= begin <= len(self._data) - _PAGE_BYTES:
                 raise ValueError("the chain of overflow pages is broken")
             (following,) = _NUMBER.unpack_from(self._data, begin)
-            parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, usable - 4)]))
+            parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, _PAGE_BYTES - 4)]))
             left -= len(parts[-1])
         return b"".join(parts)
 
@@ -149,13 +148,9 @@ def _exactly(part: bytes | memoryview, size: int) -> bytes:
 
 def _row(kind: type[R], values: list[Value]) -> R | None:
     """Return the values as a row of this kind; None if they are not such a row."""
-    fields = kind._fields
-    if len(values) != len(fields) + 1:
+    types = kind.__annotations__.values()
+    if len(values) != len(types) + 1 or not all(map(isinstance, values, types)):
         return None
-    types = kind.__annotations__
-    for name, value in zip(fields, values, strict=False):
-        if not isinstance(value, types[name]):
-            return None
     row = kind(*values[:-1])  # type: ignore[arg-type]
     return row if checksum(row) == values[-1] else None
 

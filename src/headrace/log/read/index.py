@@ -82,7 +82,8 @@ def decode_header(data: bytes) -> Header | None:
     name = name_in_header(data)
     if is_old_header(data):
         name = present_name(name)
-    return Header(*_HEADER.unpack_from(data)[1:5], name.decode())
+    _, topic_id, epoch, base, first_ordinal, *_ = _HEADER.unpack_from(data)
+    return Header(topic_id, epoch, base, first_ordinal, name.decode())
 
 
 def name_in_header(data: bytes) -> bytes:

@@ -97,13 +97,10 @@ class JournalScan:
 
     def names(self) -> dict[int, Name]:
         """Return names of topics created in the journal, by number; empty unless something is damaged."""
-        found: dict[int, Name] = {}
         if not self.damages and not self.unfinished and not self.lost_unknown:
-            return found
-        for path in self.paths:
-            for entry in self.entries(path):
-                found |= {name.topic_id: name for name in names_in(entry)}
-        return found
+            return {}
+        entries = (entry for path in self.paths for entry in self.entries(path))
+        return {name.topic_id: name for entry in entries for name in names_in(entry)}
 
     @property
     def lost_unknown(self) -> bool:

@@ -13,8 +13,9 @@ a batch are not part of the log yet: the producer that uploaded them has the rec
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -147,7 +148,10 @@ class SegmentCheck(Findings):
 
     def run(self, advance: Advance) -> None:
         segment = self.segment
-        with _File(self._path.with_suffix(".idx")) as index, _File(self._path) as log:
+        with (
+            closing(_File(self._path.with_suffix(".idx"))) as index,
+            closing(_File(self._path)) as log,
+        ):
             if log.missing:
                 rest = self._until(segment.end, segment.end_ordinal)
                 self.bad(self._log, "the file is missing", rest)
@@ -290,24 +294,16 @@ class _File:
     """A file that is read forwards in blocks. Treats an unreadable place as the end of the file."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        self._fd, self._size = -1, 0
+        with suppress(FileNotFoundError):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._size = os.fstat(self._fd).st_size
-        except FileNotFoundError:
-            self._fd = -1
-            self._size = 0
+        self.missing = self._fd < 0
         self._at = 0
         self._block = b""
 
-    @property
-    def missing(self) -> bool:
-        return self._fd < 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
+    def close(self) -> None:
+        if not self.missing:
             os.close(self._fd)
 
     def read(self, position: int, length: int) -> bytes:
