@@ -22,7 +22,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -164,9 +164,10 @@ def restore(
     manifest = read_manifest(source)
     layout, copy = Layout(source), Layout(target)
     revoked = None
-    with ExitStack() as stack:
-        view = stack.enter_context(open_unchanged(source))
-        given_up = stack.enter_context(open_unchanged(old)) if old is not None else None
+    with (
+        open_unchanged(source) as view,
+        open_unchanged(old) if old is not None else nullcontext() as given_up,
+    ):
         if given_up is not None:
             _check_comparable(given_up, view)
         if not view.meta().jump_due:

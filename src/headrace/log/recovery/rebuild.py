@@ -173,17 +173,14 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))
     ]
     ordinary = found.ordinary | old.ordinary
+    named = {row.id: row.name for row in topics if row.id in ordinary}
+    topics = [row for row in topics if row.id not in ordinary]
     if not old.renamed:
         # The other topics have their present names already.
-        renamed = {row.id: row.name for row in topics if row.id not in ordinary}
-        named = {row.id: row.name for row in topics if row.id in ordinary}
         check_unreserved(layout, named, 0, old.meta.generation)
-        log_renamed(sum(map(is_reserved, renamed.values())))
-    topics = [row for row in topics if row.id not in ordinary]
-    kept: dict[bytes, TopicRow] = {}
-    for row in sorted(topics):
-        # If a name has two lives, the earlier one was destroyed, and its files were not deleted in time.
-        kept[row.name] = row
+        log_renamed(sum(is_reserved(row.name) for row in topics))
+    # If a name has two lives, the earlier one was destroyed, and its files were not deleted in time.
+    kept = {row.name: row for row in sorted(topics)}
     ids = {row.id for row in kept.values()}
     segments = [row for topic_id in ids for row in found.segments.get(topic_id, ())]
     reports += _set_aside_segments(layout, disk, {(row.topic_id, row.base) for row in segments})
