@@ -379,18 +379,10 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
     if salvaged is None:
         if header is None or not segments or old.destroyed(header.name.encode(), header.epoch):
             return None
-        first = segments[0]
-        salvaged = TopicRow(
-            id=topic_id,
-            name=header.name.encode(),
-            epoch=header.epoch,
-            durability=Durability.SYNCED.value.encode(),
-            start_offset=first.base,
-            start_ordinal=first.first_ordinal,
-            end_offset=first.base,
-            end_ordinal=first.first_ordinal,
-            last_ms=first.first_ms,
-        )
+        # The segments tell the topic's start and end.
+        durability, ms = Durability.SYNCED.value.encode(), segments[0].first_ms
+        name = header.name.encode()
+        salvaged = TopicRow(topic_id, name, header.epoch, durability, 0, 0, 0, 0, ms)
     if not segments:
         return salvaged
     first, last = segments[0], segments[-1]

@@ -36,7 +36,6 @@ from headrace.log.store import Lag
 from headrace.log.verify.checks import (
     CheckSegments,
     Damage,
-    Findings,
     JournalCheck,
     Life,
     SegmentCheck,
@@ -231,7 +230,9 @@ class _Check:
             if row is None:
                 if life is None or life.destroyed:
                     return None
-                return _report(life, name=life.name, epoch=life.epoch, journal_records=life.records)
+                # The topic is only in the journal.
+                row = TopicRow(topic_id, life.name.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
+                return _topic_report(row, [], life)
             for segment in segments:
                 if segment not in checks:
                     check = self._checks.pop(segment, None)
@@ -291,38 +292,19 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
             elif part.end > begin:
                 found.good(VerifiedRange(begin, part.end, ordinal, part.end_ordinal))
         found.damages += life.damages
-    return _report(
-        found,
-        name=row.name.decode(),
-        epoch=row.epoch,
-        end=(row.end_offset, row.end_ordinal),
-        segments=len(checks),
-        journal_records=found.records - before,
-    )
-
-
-def _report(
-    found: Findings,
-    *,
-    name: str,
-    epoch: int,
-    end: tuple[int, int] = (0, 0),
-    segments: int = 0,
-    journal_records: int,
-) -> TopicReport:
-    """Build the report; `end` is the catalogue's end of the topic, which may be out of date."""
+    end = (row.end_offset, row.end_ordinal)
     if found.ranges:
         end = max(end, (found.ranges[-1].end, found.ranges[-1].end_ordinal))
     return TopicReport(
-        name=name,
-        epoch=epoch,
+        name=row.name.decode(),
+        epoch=row.epoch,
         ranges=found.ranges,
         end=end[0],
         end_ordinal=end[1],
         records=found.records,
         bytes=found.bytes,
-        segments=segments,
-        journal_records=journal_records,
+        segments=len(checks),
+        journal_records=found.records - before,
         damages=found.damages,
     )
 
