@@ -198,18 +198,15 @@ def read_manifest(directory: Path) -> BackupManifest:
         raise BackupError(
             f"{directory} is unfinished: the backup was interrupted; restore another backup"
         )
+    path = directory / MANIFEST_NAME
     try:
-        manifest = msgspec.json.decode(
-            (directory / MANIFEST_NAME).read_bytes(), type=BackupManifest
-        )
+        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except FileNotFoundError:
         raise BackupError(
             f"{directory} is not a backup: it has no {MANIFEST_NAME}; `headrace backup` makes one"
         ) from None
     except msgspec.MsgspecError as error:
-        raise BackupError(
-            f"{directory / MANIFEST_NAME} is damaged: {error}; restore another backup"
-        ) from None
+        raise BackupError(f"{path} is damaged: {error}; restore another backup") from None
     if manifest.format != _FORMAT:
         raise BackupError(
             f"the backup {directory} has format {manifest.format}, and this version reads only format "

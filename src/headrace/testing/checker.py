@@ -94,10 +94,8 @@ class ReferenceLog:
         index = bisect_right(self._begins, begin) - 1
         if index >= 0:
             stretch = self.by_begin[self._begins[index]]
-            if begin == stretch.begin:
-                return stretch, 0
             row = bisect_right(stretch.ends, begin)
-            if row and stretch.ends[row - 1] == begin:
+            if stretch.begin_of(row) == begin:
                 return stretch, row
         stretch = self.by_begin[begin] = ReferenceStretch(begin)
         insort(self._begins, begin)

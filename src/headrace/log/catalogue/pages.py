@@ -48,10 +48,9 @@ class Pages:
             for kind in TABLES:
                 row = _row(kind, values)
                 if row is not None:
-                    key = row_key(row)
-                    known = found[kind].get(key)
-                    if known is None or _age(row) > _age(known):
-                        found[kind][key] = row
+                    known = found[kind].setdefault(row_key(row), row)
+                    if _age(row) > _age(known):
+                        found[kind][row_key(row)] = row
         self._found = found
 
     def rows(self, kind: type[R]) -> list[R]:

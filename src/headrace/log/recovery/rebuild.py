@@ -360,8 +360,8 @@ class _Found:
                     self.renamed = True
                 elif is_reserved(name_in_header(data)):
                     self.ordinary.add(file.topic_id)
-                known = self.headers.get(file.topic_id)
-                if known is None or known.base < header.base:
+                known = self.headers.setdefault(file.topic_id, header)
+                if known.base < header.base:
                     self.headers[file.topic_id] = header
             if segment is not None:
                 self.segments[file.topic_id].append(segment)

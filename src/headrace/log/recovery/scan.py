@@ -48,16 +48,13 @@ class JournalScan:
         self._lost_through = 0
         """Last commit with lost entries whose topics are unknown."""
         found = {path: read_header(path, meta.generation) for path in layout.journal_files()}
-        self.missing_files = sorted(
-            set(meta.journal_files) - {path.name for path in found}
-            if not meta.clean and not rebuilt
-            else ()
-        )
+        named = meta.journal_files if not meta.clean and not rebuilt else {}
+        self.missing_files = sorted(named.keys() - {path.name for path in found})
         """Missing files that may have held commits that are not applied."""
-        self._files = _unapplied(found, meta)
-        self.untrusted = [file.path for file in self._files if file.is_untrusted]
+        files = _unapplied(found, meta)
+        self.untrusted = [file.path for file in files if file.is_untrusted]
         """Files that hold data of unknown origin."""
-        self._files = [file for file in self._files if not file.is_untrusted]
+        self._files = [file for file in files if not file.is_untrusted]
         self.spent = [file.path for file in self._files if file.unreadable or not file.has_header]
         """Files that are not used again: the disk cannot read parts of them, or they have no header."""
         numbers = {number for file in self._files for number in file.sequences}

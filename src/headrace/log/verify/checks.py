@@ -115,8 +115,6 @@ Advance = Callable[[int], None]
 
 
 class SegmentWork(NamedTuple):
-    """A segment to check, and its topic."""
-
     topic: TopicRow
     segment: SegmentRow
 
@@ -201,10 +199,8 @@ class SegmentCheck(Findings):
             self.bad(self._index, "the header does not agree with the catalogue")
             self._foreign = said[:2] != (topic.id, segment.base)
         elif header.epoch > topic.epoch:
-            self.bad(
-                self._index,
-                f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}",
-            )
+            reason = f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}"
+            self.bad(self._index, reason)
 
     def _check_place(self, offset: int, ordinal: int) -> None:
         """Check that the next run, or the segment's end, begins where the last run ended."""
@@ -248,9 +244,8 @@ def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Findings:
         elif segment.base == offset and segment.first_ordinal != ordinal:
             found.bad("catalogue", "the topic's first ordinal is not its first segment's")
         if segment.first_ms < ms or check.epoch < epoch:
-            found.bad(
-                "catalogue", f"the segment at offset {segment.base} is older than the one before it"
-            )
+            reason = f"the segment at offset {segment.base} is older than the one before it"
+            found.bad("catalogue", reason)
         found.damages += check.damages
         for part in check.ranges:
             found.good(part)
@@ -383,9 +378,8 @@ class JournalCheck:
         """Damage that belongs to no known topic; the damage of topics is in `lives`."""
         if scan.missing:
             count, first, last = scan.missing_count, scan.missing[0][0], scan.missing[-1][-1]
-            self.damages.append(
-                Damage("journal", f"{count} commits from {first} to {last} are missing")
-            )
+            reason = f"{count} commits from {first} to {last} are missing"
+            self.damages.append(Damage("journal", reason))
         names = scan.names()
         for path in scan.paths:
             for entry in scan.entries(path):
