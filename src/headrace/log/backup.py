@@ -436,59 +436,52 @@ def _set_meta(copy: Layout, *, restored_jumps: int) -> None:
 
 def _check_comparable(old: Catalogue, backup: Catalogue) -> None:
     """Raise DataDirectoryError if the old catalogue is incomplete or cannot be compared with the backup's."""
-    if old.meta().format != backup.meta().format:
+    now, then = old.meta(), backup.meta()
+    if now.format != then.format:
         raise DataDirectoryError(
             f"{old.path.parent} and the backup have catalogues of different formats and cannot be compared: "
             "restore without --old"
         )
-    if not old.meta().clean:
+    if not now.clean:
         raise DataDirectoryError(
             f"{old.path.parent} was not left by a clean stop, so its catalogue may be incomplete: start and "
             "stop a server there first"
         )
-    if old.meta().applied < backup.meta().applied or not _knows_numbers_of(old, backup):
+    # The log never gives a topic's number to another topic.
+    numbers = ((row, old.topic_by_id(row.id)) for row in backup.topics())
+    if (
+        now.applied < then.applied
+        or now.next_topic_id < then.next_topic_id
+        or any(known is not None and known.name != row.name for row, known in numbers)
+    ):
         raise DataDirectoryError(
             f"{old.path.parent} is not the log that the backup was made of, or is an older copy of it: "
             "name the directory that the restored one replaces, or restore without --old"
         )
 
 
-def _knows_numbers_of(old: Catalogue, backup: Catalogue) -> bool:
-    """False if `old` has given a topic's number to another topic, or has not used the number yet."""
-    if old.meta().next_topic_id < backup.meta().next_topic_id:
-        return False
-    both = ((row, old.topic_by_id(row.id)) for row in backup.topics())
-    return all(now is None or now.name == row.name for row, now in both)
-
-
 def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
     """Remove from the copy everything that `old` no longer has."""
-    with closing(Catalogue.open(copy.root)) as catalogue:
-        with catalogue.transaction():
-            revoked = _revoke_rows(catalogue, old)
-        named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
+    destroyed = trimmed = 0
+    with closing(Catalogue.open(copy.root)) as restored, restored.transaction():
+        for row in list(restored.topics()):
+            now = old.topic_by_id(row.id)  # a number is never used twice
+            if now is None:
+                _destroy(restored, old, row)
+                destroyed += 1
+            elif now.start_offset > row.start_offset:
+                _trim(restored, row, now)
+                trimmed += 1
+        kept = {(one.name, one.reader) for one in old.cursors()}
+        cursors = {(one.name, one.reader) for one in restored.cursors()} - kept
+        restored.drop_cursors(cursors)
+        notes = [one.key for one in restored.notes() if old.note(one.key) is None]
+        restored.drop_notes(notes)
+        named = {copy.segment(row.topic_id, row.base) for row in restored.all_segments()}
     for suffix in (".log", ".idx"):
         for file in list(copy.files(suffix)):
             if file.path.with_suffix(".log") not in named:
                 disk.unlink(file.path)
-    return revoked
-
-
-def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
-    destroyed = trimmed = 0
-    for row in list(restored.topics()):
-        now = old.topic_by_id(row.id)  # a number is never used twice
-        if now is None:
-            _destroy(restored, old, row)
-            destroyed += 1
-        elif now.start_offset > row.start_offset:
-            _trim(restored, row, now)
-            trimmed += 1
-    kept = {(one.name, one.reader) for one in old.cursors()}
-    cursors = {(one.name, one.reader) for one in restored.cursors()} - kept
-    restored.drop_cursors(cursors)
-    notes = [one.key for one in restored.notes() if old.note(one.key) is None]
-    restored.drop_notes(notes)
     return Revoked(destroyed, trimmed, len(cursors), len(notes))
 
 

@@ -118,7 +118,6 @@ class BatchRow(NamedTuple):
     staged: bytes
     """Staged files of the batch: MessagePack of (id, size)."""
     files: int
-    """Number of staged files."""
     file: int
     """Index of the staged file; equal to `files` if the whole batch is appended."""
     position: int

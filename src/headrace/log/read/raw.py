@@ -130,12 +130,10 @@ class RawTopic(NamedTuple):
         tail = self.tail
         pieces = []
         for encoded in tail[bisect_right(tail, start, key=entry_end) :]:
-            entry = decode_entry(encoded)
-            if entry.offset >= end:
+            _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
+            if offset >= end:
                 break
-            pieces.append(
-                EntryRun(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
-            )
+            pieces.append(EntryRun(offset, ordinal, count, ms, data))
         rows = [encode_row(row) for row, _ in join_runs(pieces)]
         return b"".join(rows[:rows_max])
 

@@ -3,9 +3,8 @@
 Writes nothing but copies of damaged bytes, to the quarantine, which is for people: the log never reads it
 again. Elsewhere: the consequences of damage (`scan.py`).
 
-The reader accepts a frame only if the
-frame has the generation of the file. The generation comes from one of the two copies of the file's header or
-from the catalogue, never from a frame.
+The reader accepts a frame only if the frame has the generation of the file. The generation comes from one of
+the two copies of the file's header or from the catalogue, never from a frame.
 
 Earlier versions wrote journal files of format 1, which this version only reads. Such a file has one header,
 in its first sector. Its frames begin at multiples of a sector and have no foot. Their generation is drawn for
