@@ -69,6 +69,8 @@ _PASSES_MAX = 5
 _ATTEMPTS_MAX = 20
 """Largest number of last passes: a pass is repeated if retention deleted files meanwhile."""
 
+_disk = Disk()
+
 
 class BackupError(DataDirectoryError):
     """The backup or restore is not possible: the message says what to change."""
@@ -105,14 +107,12 @@ def back_up(
     rule: Callable[[str], TopicRule],
     version: str,
     progress: Progress | None = None,
-    disk: Disk | None = None,
 ) -> BackupManifest:
     """Make `target` a backup of the data directory `source`, whether or not a server runs there.
 
     The backup holds at least everything that was acknowledged before the call. `rule` matters only if the
     last server was killed: then the backup applies that server's journal to the copy.
     """
-    disk = disk or Disk()
     layout, copy = Layout(source), Layout(target)
     if target.resolve().is_relative_to(source.resolve()):
         raise BackupError(
@@ -128,9 +128,9 @@ def back_up(
     with (
         _lock_if_free(layout) as is_free,
         open_unchanged(source) as view,
-        _unfinished(target, disk),
+        _unfinished(target),
     ):
-        copy.make(disk)
+        copy.make(_disk)
         is_clean = is_free and view.meta().clean
         if not is_free:
             _wait_until_applied(layout, view)
@@ -138,29 +138,27 @@ def back_up(
             sizes = {
                 path.relative_to(source): path.stat().st_size for path in layout.journal_files()
             }
-            FileCopy(source, target, disk, None).take(sizes)
-        _copy_clock(source, target, disk)
-        _copy_named(view, layout, copy, disk, progress)
+            FileCopy(source, target, None).take(sizes)
+        _copy_clock(source, target)
+        _copy_named(view, layout, copy, progress)
         if is_free and not is_clean:
-            recover(copy, disk, rule, boot_id=journal.boot_id())
-            mark_clean(copy, disk)
+            recover(copy, _disk, rule, boot_id=journal.boot_id())
+            mark_clean(copy, _disk)
             for path in copy.journal_files():
-                disk.unlink(path)
-        return _seal(copy, disk, version)
+                _disk.unlink(path)
+        return _seal(copy, version)
 
 
 def restore(
     source: Path,
     target: Path,
     progress: Progress | None = None,
-    disk: Disk | None = None,
     old: Path | None = None,
 ) -> tuple[BackupManifest, Revoked | None]:
     """Make `target` a data directory with the content of a backup.
 
     `old` is the directory from which the backup was made: whatever it has deleted since is not restored.
     """
-    disk = disk or Disk()
     manifest = read_manifest(source)
     layout, copy = Layout(source), Layout(target)
     revoked = None
@@ -174,12 +172,12 @@ def restore(
             raise BackupError(
                 f"{source} is no longer a backup: a server was started on it; restore another backup"
             )
-        with _unfinished(target, disk):
-            copy.make(disk)
-            _copy_clock(source, target, disk)
-            _copy_named(view, layout, copy, disk, progress)
+        with _unfinished(target):
+            copy.make(_disk)
+            _copy_clock(source, target)
+            _copy_named(view, layout, copy, progress)
             if given_up is not None:
-                revoked = _revoke(copy, given_up, disk)
+                revoked = _revoke(copy, given_up)
             _set_meta(copy, restored_jumps=_jumps(manifest))
     return manifest, revoked
 
@@ -236,10 +234,10 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
 
 
 @contextmanager
-def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
+def _unfinished(target: Path) -> Iterator[None]:
     """Take an empty or unfinished directory, and mark it as unfinished until the work is done and synced."""
     try:
-        disk.make_directory(target, 0o750)
+        _disk.make_directory(target, 0o750)
     except FileExistsError:
         raise BackupError(f"{target} is not a directory") from None
     marker = target / UNFINISHED_NAME
@@ -249,25 +247,25 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         raise BackupError(
             f"{target} is not empty: name a directory that is empty or does not exist"
         )
-    with disk.opened(marker, create=True) as fd:
+    with _disk.opened(marker, create=True) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BackupError(
                 f"another backup or restore is writing to {target}: wait until it ends"
             ) from None
-        disk.write(fd, [_MARKER], 0, synced=True)
-        disk.sync_directory(target)
-        disk.sync_directory(target.parent)
+        _disk.write(fd, [_MARKER], 0, synced=True)
+        _disk.sync_directory(target)
+        _disk.sync_directory(target.parent)
         # An interrupted backup or restore has left files beside its marker.
         for path in list(target.rglob("*")):
             is_ours = path.relative_to(target).parts[0] != "lost+found"
             if is_ours and path.is_file() and path != marker:
-                disk.unlink(path)
+                _disk.unlink(path)
         yield
-        disk.sync_file_system(fd)
-        disk.unlink(marker)
-        disk.sync_directory(target)
+        _disk.sync_file_system(fd)
+        _disk.unlink(marker)
+        _disk.sync_directory(target)
 
 
 def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
@@ -299,10 +297,9 @@ class FileCopy:
     Segments and indexes only grow, so a file that was copied before is continued at the end of its copy.
     """
 
-    def __init__(self, source: Path, target: Path, disk: Disk, progress: Progress | None) -> None:
+    def __init__(self, source: Path, target: Path, progress: Progress | None) -> None:
         self._source = source
         self._target = target
-        self._disk = disk
         self._progress = progress
         self._sizes: dict[Path, int] = {}
         """Number of bytes of each file that the target has."""
@@ -326,13 +323,13 @@ class FileCopy:
     def keep_only(self, files: NamedFiles) -> None:
         """Delete the copies of all other files, which the source has deleted meanwhile."""
         for path in self._sizes.keys() - files.keys():
-            self._disk.unlink(self._target / path)
+            _disk.unlink(self._target / path)
 
     def _copy(self, path: Path, size: int) -> None:
         position = self._sizes.get(path, 0)
         with (
             FileIO(self._source / path) as source,
-            self._disk.opened(self._target / path, create=True) as target,
+            _disk.opened(self._target / path, create=True) as target,
         ):
             while position < size:
                 wanted = min(_BLOCK_BYTES, size - position)
@@ -340,21 +337,19 @@ class FileCopy:
                 block, _ = read_patiently(source.fileno(), wanted, position)
                 if not block:
                     break
-                self._disk.write(target, [block], position)
+                _disk.write(target, [block], position)
                 position += len(block)
                 self._done += len(block)
                 if self._progress is not None:
                     self._progress(self._done, self._total)
             if position >= _LARGE_BYTES:
-                self._disk.sync(target)
+                _disk.sync(target)
         self._sizes[path] = size
 
 
-def _copy_named(
-    view: Catalogue, layout: Layout, copy: Layout, disk: Disk, progress: Progress | None
-) -> None:
+def _copy_named(view: Catalogue, layout: Layout, copy: Layout, progress: Progress | None) -> None:
     """Copy the catalogue as of one moment, and every file that it names."""
-    files = FileCopy(layout.root, copy.root, disk, progress)
+    files = FileCopy(layout.root, copy.root, progress)
     for number in range(_PASSES_MAX):
         with view.snapshot():
             named = _named(view, layout)
@@ -369,7 +364,7 @@ def _copy_named(
         with view.snapshot():
             named = _named(view, layout)
             if not files.take(named):
-                view.back_up(copy.root / FILE_NAME, disk)
+                view.back_up(copy.root / FILE_NAME, _disk)
                 files.keep_only(named)
                 return
     raise BackupError(
@@ -401,13 +396,13 @@ def _check_room(target: Path, needed: int) -> None:
         )
 
 
-def _copy_clock(source: Path, target: Path, disk: Disk) -> None:
+def _copy_clock(source: Path, target: Path) -> None:
     """Copy the saved time: a server that starts years later must not expire everything at once."""
     if (source / _CLOCK_NAME).exists():
-        disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
+        _disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
 
 
-def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
+def _seal(copy: Layout, version: str) -> BackupManifest:
     """Record in the catalogue that all is applied and a jump is due, and write the manifest."""
     _set_meta(copy, restored_jumps=1)
     with closing(Catalogue.open(copy.root)) as catalogue:
@@ -423,7 +418,7 @@ def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
             bytes=sum(row.end - row.base for row in segments),
         )
     encoded = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-    disk.write_file(copy.root / MANIFEST_NAME, [encoded])
+    _disk.write_file(copy.root / MANIFEST_NAME, [encoded])
     return manifest
 
 
@@ -460,7 +455,7 @@ def _check_comparable(old: Catalogue, backup: Catalogue) -> None:
         )
 
 
-def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
+def _revoke(copy: Layout, old: Catalogue) -> Revoked:
     """Remove from the copy everything that `old` no longer has."""
     destroyed = trimmed = 0
     with closing(Catalogue.open(copy.root)) as restored, restored.transaction():
@@ -481,7 +476,7 @@ def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
     for suffix in (".log", ".idx"):
         for file in list(copy.files(suffix)):
             if file.path.with_suffix(".log") not in named:
-                disk.unlink(file.path)
+                _disk.unlink(file.path)
     return Revoked(destroyed, trimmed, len(cursors), len(notes))
 
 
