@@ -247,19 +247,15 @@ class Catalogue:
     def topic_by_id(self, topic_id: int) -> TopicRow | None:
         return self._one(TopicRow, "WHERE id = ?", topic_id)
 
-    def topics(
-        self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
-    ) -> Iterator[TopicRow]:
+    def topics(self, prefix: bytes = b"", after: bytes = b"") -> Iterator[TopicRow]:
         """Return topics in the order of their names."""
         if self._is_old:
             rows = [row for row in self._all(TopicRow, "") if row.name.startswith(prefix)]
-            rows = sorted((row for row in rows if row.name > after), key=attrgetter("name"))
-            return iter(rows if limit < 0 else rows[:limit])
+            return iter(sorted((row for row in rows if row.name > after), key=attrgetter("name")))
         # The query has one lower bound: with two, SQLite seeks the first and reads all rows up to the second.
         first, bound = (after, ">") if after >= prefix else (prefix, ">=")
         past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # UTF-8 never contains this byte
-        where = f"WHERE name {bound} ? AND name < ? ORDER BY name LIMIT ?"
-        return self._all(TopicRow, where, first, past, limit)
+        return self._all(TopicRow, f"WHERE name {bound} ? AND name < ? ORDER BY name", first, past)
 
     def segments(self, topic_id: int) -> list[SegmentRow]:
         return list(self._all(SegmentRow, "WHERE topic_id = ? ORDER BY base", topic_id))
