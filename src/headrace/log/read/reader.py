@@ -50,9 +50,8 @@ class ReadSide:
             return topic.start
         if ordinal >= topic.end_ordinal:
             return topic.end
-        found = _ordinal_in_tail(topic, ordinal)
-        if found is not None:
-            return found
+        if ordinal >= _tail_begin(topic).ordinal:
+            return _ordinal_in_tail(topic, ordinal)
         for segment in self.segment_rows(topic):
             if segment.end_ordinal > ordinal:
                 row = self.files.first_row(segment, lambda row: row.end_ordinal > ordinal)
@@ -233,10 +232,8 @@ def _tail_begin(topic: Topic) -> Position:
     return Position(topic.epoch, entry.offset, entry.ordinal)
 
 
-def _ordinal_in_tail(topic: Topic, ordinal: int) -> Position | None:
-    """Return the position of the record at `ordinal`; None if it is before the tail."""
-    if not topic.tail or ordinal < decode_entry(topic.tail[0]).ordinal:
-        return None
+def _ordinal_in_tail(topic: Topic, ordinal: int) -> Position:
+    """Return the position of the record at `ordinal`, which is not before the tail."""
     number = bisect_right(topic.tail, ordinal, key=_entry_end_ordinal)
     if number == len(topic.tail):
         return topic.end

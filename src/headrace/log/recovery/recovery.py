@@ -251,18 +251,19 @@ def _jump(
     `proven` topics are not affected: an entry after the damage shows where they end.
     """
     now_ms = int(time.time() * 1000)
-    before = [
-        row
-        for row in catalogue.topics()
-        if row.id not in proven
-        and (durability is None or row.durability == durability.value.encode())
-    ]
-    topics = [
-        _jumped(row, now_ms, by, empty=catalogue.last_segment(row.id) is None) for row in before
-    ]
+    topics: list[TopicRow] = []
+    epochs: dict[tuple[bytes, int], int] = {}
+    for row in catalogue.topics():
+        if row.id in proven or (durability and row.durability != durability.value.encode()):
+            continue
+        epoch, end, ordinal = max(row.epoch + 1, now_ms), row.end_offset + by, row.end_ordinal + by
+        jumped = row._replace(epoch=epoch, end_offset=end, end_ordinal=ordinal)
+        if catalogue.last_segment(row.id) is None:
+            jumped = jumped._replace(start_offset=end, start_ordinal=ordinal)
+        topics.append(jumped)
+        epochs[row.name, row.epoch] = epoch
     catalogue.put(topics)
     # The cursors of these topics get the new epoch: their offsets still mean the same records.
-    epochs = {(old.name, old.epoch): new.epoch for old, new in zip(before, topics, strict=True)}
     cursors = [row for row in catalogue.cursors() if (row.name, row.epoch) in epochs]
     catalogue.put([row._replace(epoch=epochs[row.name, row.epoch]) for row in cursors])
     if durability is None:
@@ -283,17 +284,6 @@ def _jump(
         reports.append(f"topics with unknown names start at offset {floor} after {why}")
     if topics:
         reports.append(f"{len(topics)} topics continue with a new epoch after {why}")
-
-
-def _jumped(row: TopicRow, now_ms: int, by: int, *, empty: bool) -> TopicRow:
-    row = row._replace(
-        epoch=max(row.epoch + 1, now_ms),
-        end_offset=row.end_offset + by,
-        end_ordinal=row.end_ordinal + by,
-    )
-    if empty:
-        row = row._replace(start_offset=row.end_offset, start_ordinal=row.end_ordinal)
-    return row
 
 
 def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:

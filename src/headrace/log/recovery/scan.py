@@ -55,7 +55,7 @@ class JournalScan:
         self.untrusted = [file.path for file in files if file.is_untrusted]
         """Files that hold data of unknown origin."""
         self._files = [file for file in files if not file.is_untrusted]
-        self.spent = [file.path for file in self._files if file.unreadable or not file.has_header]
+        self.spent = [file.path for file in self._files if file.is_spent]
         """Files that are not used again: the disk cannot read parts of them, or they have no header."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
@@ -203,10 +203,9 @@ class _File:
         """Bad entries, each with the number of its commit."""
         self.end = 0
         """Place in the file where the last frame ends."""
-        self.has_header = header is not None
         before = header.first - 1 if header is not None else 0
         loaded = load(path)
-        self.unreadable = loaded.unreadable
+        self.is_spent = loaded.unreadable or header is None
         for item in read_frames(path, entries=False, generation=meta.generation, loaded=loaded):
             if isinstance(item, Frame):
                 self.sequences.append(item.sequence)
