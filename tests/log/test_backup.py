@@ -35,8 +35,8 @@ def fill(store, topic="topic", payloads=PAYLOADS):
     store.settle()
 
 
-def run(store, target, **given):
-    return back_up(store.layout.root, target, store.config.rule, "1", **given)
+def run(store, target):
+    return back_up(store.layout.root, target, store.config.rule, "1")
 
 
 def opened(path):

@@ -21,8 +21,8 @@ backup was made stays deleted: destroyed topics, trimmed records, and dropped cu
 import fcntl
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager, nullcontext
 from io import FileIO
 from pathlib import Path
 from typing import NamedTuple
@@ -69,6 +69,8 @@ _PASSES_MAX = 5
 _ATTEMPTS_MAX = 20
 """Largest number of last passes: a pass is repeated if retention deleted files meanwhile."""
 
+_disk = Disk()
+
 
 class BackupError(DataDirectoryError):
     """The backup or restore is not possible: the message says what to change."""
@@ -93,9 +95,8 @@ class Revoked(NamedTuple):
     """Number of things that a restore left out, because the log has deleted them since the backup."""
 
     topics: int
-    """Number of destroyed topics."""
+    """Number of destroyed topics; `trimmed` counts topics too."""
     trimmed: int
-    """Number of trimmed topics."""
     cursors: int
     notes: int
 
@@ -106,14 +107,12 @@ def back_up(
     rule: Callable[[str], TopicRule],
     version: str,
     progress: Progress | None = None,
-    disk: Disk | None = None,
 ) -> BackupManifest:
     """Make `target` a backup of the data directory `source`, whether or not a server runs there.
 
     The backup holds at least everything that was acknowledged before the call. `rule` matters only if the
     last server was killed: then the backup applies that server's journal to the copy.
     """
-    disk = disk or Disk()
     layout, copy = Layout(source), Layout(target)
     if target.resolve().is_relative_to(source.resolve()):
         raise BackupError(
@@ -129,56 +128,57 @@ def back_up(
     with (
         _lock_if_free(layout) as is_free,
         open_unchanged(source) as view,
-        _unfinished(target, disk),
+        _unfinished(target),
     ):
-        copy.make(disk)
+        copy.make(_disk)
         is_clean = is_free and view.meta().clean
         if not is_free:
             _wait_until_applied(layout, view)
         elif not is_clean:
-            _copy_journal(layout, copy, disk)
-        _copy_clock(source, target, disk)
-        _copy_named(view, layout, copy, disk, progress)
+            sizes = {
+                path.relative_to(source): path.stat().st_size for path in layout.journal_files()
+            }
+            FileCopy(source, target, None).take(sizes)
+        _copy_clock(source, target)
+        _copy_named(view, layout, copy, progress)
         if is_free and not is_clean:
-            recover(copy, disk, rule, boot_id=journal.boot_id())
-            mark_clean(copy, disk)
+            recover(copy, _disk, rule, boot_id=journal.boot_id())
+            mark_clean(copy, _disk)
             for path in copy.journal_files():
-                disk.unlink(path)
-        return _seal(copy, disk, version)
+                _disk.unlink(path)
+        return _seal(copy, version)
 
 
 def restore(
     source: Path,
     target: Path,
     progress: Progress | None = None,
-    disk: Disk | None = None,
     old: Path | None = None,
 ) -> tuple[BackupManifest, Revoked | None]:
     """Make `target` a data directory with the content of a backup.
 
     `old` is the directory from which the backup was made: whatever it has deleted since is not restored.
     """
-    disk = disk or Disk()
     manifest = read_manifest(source)
     layout, copy = Layout(source), Layout(target)
     revoked = None
-    with ExitStack() as stack:
-        view = stack.enter_context(open_unchanged(source))
-        given_up = stack.enter_context(open_unchanged(old)) if old is not None else None
+    with (
+        open_unchanged(source) as view,
+        open_unchanged(old) if old is not None else nullcontext() as given_up,
+    ):
         if given_up is not None:
             _check_comparable(given_up, view)
         if not view.meta().jump_due:
             raise BackupError(
                 f"{source} is no longer a backup: a server was started on it; restore another backup"
             )
-        with _unfinished(target, disk):
-            copy.make(disk)
-            _copy_clock(source, target, disk)
-            _copy_named(view, layout, copy, disk, progress)
+        with _unfinished(target):
+            copy.make(_disk)
+            _copy_clock(source, target)
+            _copy_named(view, layout, copy, progress)
             if given_up is not None:
-                revoked = _revoke(copy, given_up, disk)
+                revoked = _revoke(copy, given_up)
             _set_meta(copy, restored_jumps=_jumps(manifest))
-            _sync(target, disk)
     return manifest, revoked
 
 
@@ -196,18 +196,15 @@ def read_manifest(directory: Path) -> BackupManifest:
         raise BackupError(
             f"{directory} is unfinished: the backup was interrupted; restore another backup"
         )
+    path = directory / MANIFEST_NAME
     try:
-        manifest = msgspec.json.decode(
-            (directory / MANIFEST_NAME).read_bytes(), type=BackupManifest
-        )
+        manifest = msgspec.json.decode(path.read_bytes(), type=BackupManifest)
     except FileNotFoundError:
         raise BackupError(
             f"{directory} is not a backup: it has no {MANIFEST_NAME}; `headrace backup` makes one"
         ) from None
     except msgspec.MsgspecError as error:
-        raise BackupError(
-            f"{directory / MANIFEST_NAME} is damaged: {error}; restore another backup"
-        ) from None
+        raise BackupError(f"{path} is damaged: {error}; restore another backup") from None
     if manifest.format != _FORMAT:
         raise BackupError(
             f"the backup {directory} has format {manifest.format}, and this version reads only format "
@@ -224,24 +221,23 @@ def _lock_if_free(layout: Layout) -> Iterator[bool]:
         yield True  # read-only, and never used by a server
         return
     fd = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    is_free = True
     try:
         try:
             # A shared lock is enough: a server takes an exclusive one.
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             is_free = False
-        else:
-            is_free = True
         yield is_free
     finally:
         os.close(fd)
 
 
 @contextmanager
-def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
-    """Take an empty or unfinished directory, and mark it as unfinished until the work is done."""
+def _unfinished(target: Path) -> Iterator[None]:
+    """Take an empty or unfinished directory, and mark it as unfinished until the work is done and synced."""
     try:
-        disk.make_directory(target, 0o750)
+        _disk.make_directory(target, 0o750)
     except FileExistsError:
         raise BackupError(f"{target} is not a directory") from None
     marker = target / UNFINISHED_NAME
@@ -251,31 +247,25 @@ def _unfinished(target: Path, disk: Disk) -> Iterator[None]:
         raise BackupError(
             f"{target} is not empty: name a directory that is empty or does not exist"
         )
-    fd = disk.open(marker, create=True)
-    try:
+    with _disk.opened(marker, create=True) as fd:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BackupError(
                 f"another backup or restore is writing to {target}: wait until it ends"
             ) from None
-        disk.write(fd, [_MARKER], 0, synced=True)
-        disk.sync_directory(target)
-        disk.sync_directory(target.parent)
-        _empty(marker, disk)
+        _disk.write(fd, [_MARKER], 0, synced=True)
+        _disk.sync_directory(target)
+        _disk.sync_directory(target.parent)
+        # An interrupted backup or restore has left files beside its marker.
+        for path in list(target.rglob("*")):
+            is_ours = path.relative_to(target).parts[0] != "lost+found"
+            if is_ours and path.is_file() and path != marker:
+                _disk.unlink(path)
         yield
-        disk.unlink(marker)
-        disk.sync_directory(target)
-    finally:
-        disk.close(fd)
-
-
-def _empty(marker: Path, disk: Disk) -> None:
-    """Delete the files that an interrupted backup or restore has left beside its marker."""
-    for path in list(marker.parent.rglob("*")):
-        is_ours = path.relative_to(marker.parent).parts[0] != "lost+found"
-        if is_ours and path.is_file() and path != marker:
-            disk.unlink(path)
+        _disk.sync_file_system(fd)
+        _disk.unlink(marker)
+        _disk.sync_directory(target)
 
 
 def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
@@ -297,12 +287,8 @@ def _wait_until_applied(layout: Layout, view: Catalogue) -> None:
         applied = now
 
 
-class NamedFile(NamedTuple):
-    """A file and the number of its bytes that count."""
-
-    path: Path
-    """Path relative to the data directory."""
-    size: int
+NamedFiles = Mapping[Path, int]
+"""Number of bytes that count of each file, by the file's path relative to the data directory."""
 
 
 class FileCopy:
@@ -311,63 +297,59 @@ class FileCopy:
     Segments and indexes only grow, so a file that was copied before is continued at the end of its copy.
     """
 
-    def __init__(self, source: Path, target: Path, disk: Disk, progress: Progress | None) -> None:
+    def __init__(self, source: Path, target: Path, progress: Progress | None) -> None:
         self._source = source
         self._target = target
-        self._disk = disk
         self._progress = progress
         self._sizes: dict[Path, int] = {}
         """Number of bytes of each file that the target has."""
         self._done = self._total = 0
 
-    def missing_bytes(self, files: Iterable[NamedFile]) -> int:
-        return sum(max(0, file.size - self._sizes.get(file.path, 0)) for file in files)
+    def missing_bytes(self, files: NamedFiles) -> int:
+        return sum(max(0, size - self._sizes.get(path, 0)) for path, size in files.items())
 
-    def take(self, files: list[NamedFile]) -> list[NamedFile]:
+    def take(self, files: NamedFiles) -> list[Path]:
         """Copy the missing bytes; return the files that no longer exist."""
         self._total = self._done + self.missing_bytes(files)
         gone = []
-        for file in files:
-            if self._sizes.get(file.path, -1) < file.size:
+        for path, size in files.items():
+            if self._sizes.get(path, -1) < size:
                 try:
-                    self._copy(file)
+                    self._copy(path, size)
                 except FileNotFoundError:
-                    gone.append(file)
+                    gone.append(path)
         return gone
 
-    def keep_only(self, files: Iterable[NamedFile]) -> None:
+    def keep_only(self, files: NamedFiles) -> None:
         """Delete the copies of all other files, which the source has deleted meanwhile."""
-        for path in self._sizes.keys() - {file.path for file in files}:
-            self._disk.unlink(self._target / path)
+        for path in self._sizes.keys() - files.keys():
+            _disk.unlink(self._target / path)
 
-    def _copy(self, file: NamedFile) -> None:
-        position = self._sizes.get(file.path, 0)
-        with FileIO(self._source / file.path) as source:
-            target = self._disk.open(self._target / file.path, create=True)
-            try:
-                while position < file.size:
-                    wanted = min(_BLOCK_BYTES, file.size - position)
-                    # Unreadable pages become zeros in the copy: `verify` reports the damage.
-                    block, _ = read_patiently(source.fileno(), wanted, position)
-                    if not block:
-                        break
-                    self._disk.write(target, [block], position)
-                    position += len(block)
-                    self._done += len(block)
-                    if self._progress is not None:
-                        self._progress(self._done, self._total)
-                if position >= _LARGE_BYTES:
-                    self._disk.sync(target)
-            finally:
-                self._disk.close(target)
-        self._sizes[file.path] = file.size
+    def _copy(self, path: Path, size: int) -> None:
+        position = self._sizes.get(path, 0)
+        with (
+            FileIO(self._source / path) as source,
+            _disk.opened(self._target / path, create=True) as target,
+        ):
+            while position < size:
+                wanted = min(_BLOCK_BYTES, size - position)
+                # Unreadable pages become zeros in the copy: `verify` reports the damage.
+                block, _ = read_patiently(source.fileno(), wanted, position)
+                if not block:
+                    break
+                _disk.write(target, [block], position)
+                position += len(block)
+                self._done += len(block)
+                if self._progress is not None:
+                    self._progress(self._done, self._total)
+            if position >= _LARGE_BYTES:
+                _disk.sync(target)
+        self._sizes[path] = size
 
 
-def _copy_named(
-    view: Catalogue, layout: Layout, copy: Layout, disk: Disk, progress: Progress | None
-) -> None:
+def _copy_named(view: Catalogue, layout: Layout, copy: Layout, progress: Progress | None) -> None:
     """Copy the catalogue as of one moment, and every file that it names."""
-    files = FileCopy(layout.root, copy.root, disk, progress)
+    files = FileCopy(layout.root, copy.root, progress)
     for number in range(_PASSES_MAX):
         with view.snapshot():
             named = _named(view, layout)
@@ -382,7 +364,7 @@ def _copy_named(
         with view.snapshot():
             named = _named(view, layout)
             if not files.take(named):
-                view.back_up(copy.root / FILE_NAME, disk)
+                view.back_up(copy.root / FILE_NAME, _disk)
                 files.keep_only(named)
                 return
     raise BackupError(
@@ -391,44 +373,36 @@ def _copy_named(
     )
 
 
-def _named(view: Catalogue, layout: Layout) -> list[NamedFile]:
+def _named(view: Catalogue, layout: Layout) -> NamedFiles:
     """Return the files that the catalogue names."""
-    found = []
+    found: dict[Path, int] = {}
     for row in view.all_segments():
         log = layout.segment(row.topic_id, row.base).relative_to(layout.root)
-        found.append(NamedFile(log, row.end - row.base))
-        found.append(NamedFile(log.with_suffix(".idx"), row_position(row.rows)))
+        found[log] = row.end - row.base
+        found[log.with_suffix(".idx")] = row_position(row.rows)
     for batch in view.batches():
         for file in msgspec.msgpack.decode(batch.staged, type=StagedFiles):
-            path = layout.staged_file(file.id.hex()).relative_to(layout.root)
-            found.append(NamedFile(path, file.size))
+            found[layout.staged_file(file.id.hex()).relative_to(layout.root)] = file.size
     return found
 
 
 def _check_room(target: Path, needed: int) -> None:
-    room = os.statvfs(target)
-    if room.f_bavail * room.f_frsize < needed:
+    disk = os.statvfs(target)
+    room = disk.f_bavail * disk.f_frsize
+    if room < needed:
         raise BackupError(
-            f"{target} has room for {room.f_bavail * room.f_frsize:,} bytes, and the copy needs "
-            f"{needed:,}: free some space, or name a directory on another disk"
+            f"{target} has room for {room:,} bytes, and the copy needs {needed:,}: free some space, or name "
+            "a directory on another disk"
         )
 
 
-def _copy_clock(source: Path, target: Path, disk: Disk) -> None:
+def _copy_clock(source: Path, target: Path) -> None:
     """Copy the saved time: a server that starts years later must not expire everything at once."""
     if (source / _CLOCK_NAME).exists():
-        disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
+        _disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
 
 
-def _copy_journal(layout: Layout, copy: Layout, disk: Disk) -> None:
-    named = [
-        NamedFile(path.relative_to(layout.root), path.stat().st_size)
-        for path in layout.journal_files()
-    ]
-    FileCopy(layout.root, copy.root, disk, None).take(named)
-
-
-def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
+def _seal(copy: Layout, version: str) -> BackupManifest:
     """Record in the catalogue that all is applied and a jump is due, and write the manifest."""
     _set_meta(copy, restored_jumps=1)
     with closing(Catalogue.open(copy.root)) as catalogue:
@@ -444,8 +418,7 @@ def _seal(copy: Layout, disk: Disk, version: str) -> BackupManifest:
             bytes=sum(row.end - row.base for row in segments),
         )
     encoded = msgspec.json.format(msgspec.json.encode(manifest)) + b"\n"
-    disk.write_file(copy.root / MANIFEST_NAME, [encoded])
-    _sync(copy.root, disk)
+    _disk.write_file(copy.root / MANIFEST_NAME, [encoded])
     return manifest
 
 
@@ -456,57 +429,36 @@ def _set_meta(copy: Layout, *, restored_jumps: int) -> None:
         )
 
 
-def _sync(root: Path, disk: Disk) -> None:
-    fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        disk.sync_file_system(fd)
-    finally:
-        os.close(fd)
-
-
 def _check_comparable(old: Catalogue, backup: Catalogue) -> None:
     """Raise DataDirectoryError if the old catalogue is incomplete or cannot be compared with the backup's."""
-    if old.meta().format != backup.meta().format:
+    now, then = old.meta(), backup.meta()
+    if now.format != then.format:
         raise DataDirectoryError(
             f"{old.path.parent} and the backup have catalogues of different formats and cannot be compared: "
             "restore without --old"
         )
-    if not old.meta().clean:
+    if not now.clean:
         raise DataDirectoryError(
             f"{old.path.parent} was not left by a clean stop, so its catalogue may be incomplete: start and "
             "stop a server there first"
         )
-    if old.meta().applied < backup.meta().applied or not _knows_numbers_of(old, backup):
+    # The log never gives a topic's number to another topic.
+    numbers = ((row, old.topic_by_id(row.id)) for row in backup.topics())
+    if (
+        now.applied < then.applied
+        or now.next_topic_id < then.next_topic_id
+        or any(known is not None and known.name != row.name for row, known in numbers)
+    ):
         raise DataDirectoryError(
             f"{old.path.parent} is not the log that the backup was made of, or is an older copy of it: "
             "name the directory that the restored one replaces, or restore without --old"
         )
 
 
-def _knows_numbers_of(old: Catalogue, backup: Catalogue) -> bool:
-    """False if `old` has given a topic's number to another topic, or has not used the number yet."""
-    if old.meta().next_topic_id < backup.meta().next_topic_id:
-        return False
-    both = ((row, old.topic_by_id(row.id)) for row in backup.topics())
-    return all(now is None or now.name == row.name for row, now in both)
-
-
-def _revoke(copy: Layout, old: Catalogue, disk: Disk) -> Revoked:
+def _revoke(copy: Layout, old: Catalogue) -> Revoked:
     """Remove from the copy everything that `old` no longer has."""
-    with closing(Catalogue.open(copy.root)) as catalogue:
-        revoked = _revoke_rows(catalogue, old)
-        named = {copy.segment(row.topic_id, row.base) for row in catalogue.all_segments()}
-    for suffix in (".log", ".idx"):
-        for file in list(copy.files(suffix)):
-            if file.path.with_suffix(".log") not in named:
-                disk.unlink(file.path)
-    return revoked
-
-
-def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
-    """Remove from `restored`, in one transaction, everything that `old` no longer has."""
-    with restored.transaction():
-        destroyed = trimmed = 0
+    destroyed = trimmed = 0
+    with closing(Catalogue.open(copy.root)) as restored, restored.transaction():
         for row in list(restored.topics()):
             now = old.topic_by_id(row.id)  # a number is never used twice
             if now is None:
@@ -516,11 +468,15 @@ def _revoke_rows(restored: Catalogue, old: Catalogue) -> Revoked:
                 _trim(restored, row, now)
                 trimmed += 1
         kept = {(one.name, one.reader) for one in old.cursors()}
-        cursors = [(one.name, one.reader) for one in restored.cursors()]
-        cursors = [one for one in cursors if one not in kept]
+        cursors = {(one.name, one.reader) for one in restored.cursors()} - kept
         restored.drop_cursors(cursors)
         notes = [one.key for one in restored.notes() if old.note(one.key) is None]
         restored.drop_notes(notes)
+        named = {copy.segment(row.topic_id, row.base) for row in restored.all_segments()}
+    for suffix in (".log", ".idx"):
+        for file in list(copy.files(suffix)):
+            if file.path.with_suffix(".log") not in named:
+                _disk.unlink(file.path)
     return Revoked(destroyed, trimmed, len(cursors), len(notes))
 
 

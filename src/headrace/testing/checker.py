@@ -17,13 +17,14 @@ All methods may be called from any thread.
 """
 
 from array import array
-from bisect import bisect_right, insort
-from collections import Counter
+from bisect import bisect_left, bisect_right, insort
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 from threading import Lock
+from typing import NamedTuple
 
 
 @dataclass(slots=True)
@@ -41,19 +42,18 @@ class ReferenceReader:
             self.stretch, self.row = log.locate(begin)
         if self.row == len(self.stretch):
             # This stretch ends here: another one may continue.
-            following = log.at(begin)
+            following = log.by_begin.get(begin)
             if following is not None and following is not self.stretch:
                 self.stretch, self.row = following, 0
         if self.row == len(self.stretch):
-            self.stretch.append(end, digest)
-            self.row += 1
-            return None
+            self.stretch.ends.append(end)
+            self.stretch.digests.append(digest)
         known = self.stretch.digests[self.row]
         agrees = known == digest and self.stretch.ends[self.row] == end
-        # After a disagreement, the reader's own offset decides where it continues.
         self.row += 1
         if agrees:
             return None
+        # After a disagreement, the reader's own offset decides where it continues.
         self.stretch = None
         return known
 
@@ -78,35 +78,26 @@ class ReferenceStretch:
     def begin_of(self, row: int) -> int:
         return self.ends[row - 1] if row else self.begin
 
-    def append(self, end: int, digest: int) -> None:
-        self.ends.append(end)
-        self.digests.append(digest)
-
 
 class ReferenceLog:
     """The stretches of one topic, by first offset, with 16 bytes per record. Judges nothing."""
 
     def __init__(self) -> None:
         self._begins: list[int] = []
-        self._by_begin: dict[int, ReferenceStretch] = {}
+        self.by_begin: dict[int, ReferenceStretch] = {}
 
     def stretches(self) -> Iterator[ReferenceStretch]:
-        return (self._by_begin[begin] for begin in self._begins)
-
-    def at(self, begin: int) -> ReferenceStretch | None:
-        return self._by_begin.get(begin)
+        return (self.by_begin[begin] for begin in self._begins)
 
     def locate(self, begin: int) -> tuple[ReferenceStretch, int]:
         """Return the stretch and row of the record that begins here; make an empty stretch if none does."""
         index = bisect_right(self._begins, begin) - 1
         if index >= 0:
-            stretch = self._by_begin[self._begins[index]]
-            if begin == stretch.begin:
-                return stretch, 0
+            stretch = self.by_begin[self._begins[index]]
             row = bisect_right(stretch.ends, begin)
-            if row and stretch.ends[row - 1] == begin:
+            if stretch.begin_of(row) == begin:
                 return stretch, row
-        stretch = self._by_begin[begin] = ReferenceStretch(begin)
+        stretch = self.by_begin[begin] = ReferenceStretch(begin)
         insort(self._begins, begin)
         return stretch, 0
 
@@ -121,9 +112,8 @@ class ReferenceLog:
         seen = array("I", bytes(4 * len(tickets)))
         for stretch in self.stretches():
             for digest in stretch.digests:
-                ticket = tickets.get(digest)
-                if ticket is not None:
-                    seen[ticket] += 1
+                if digest in tickets:
+                    seen[tickets[digest]] += 1
         return seen
 
     def overlaps(self, attachments: set[int]) -> Iterator[tuple[int, int]]:
@@ -131,11 +121,10 @@ class ReferenceLog:
         suspects = sorted(attachments.union(self._begins))
         for stretch in self.stretches():
             low = bisect_right(suspects, stretch.begin)
-            while low < len(suspects) and suspects[low] < stretch.end:
-                row = bisect_right(stretch.ends, suspects[low])
-                if row == 0 or stretch.ends[row - 1] != suspects[low]:
-                    yield suspects[low], stretch.begin_of(row)
-                low += 1
+            for suspect in suspects[low : bisect_left(suspects, stretch.end)]:
+                row = bisect_right(stretch.ends, suspect)
+                if stretch.begin_of(row) != suspect:
+                    yield suspect, stretch.begin_of(row)
 
 
 SIZE_PREFIX_BYTES = 4
@@ -180,7 +169,7 @@ class LogChecker:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._topics: dict[str, _Topic] = {}
+        self._topics: defaultdict[str, _Topic] = defaultdict(_Topic)
         self._subscribers: dict[tuple[str, str], ReferenceReader] = {}
         self._publishers: dict[str, int] = {}
         self._violations: list[Violation] = []
@@ -198,17 +187,16 @@ class LogChecker:
             number = NO_PUBLISHER
             if publisher is not None:
                 number = self._publishers.setdefault(publisher, len(self._publishers) + 1)
-            return self._topic(topic).sent(_digest(payload), number, repeats)
+            return self._topics[topic].sent(_digest(payload), number, repeats)
 
     def acked(self, topic: str, ticket: int) -> None:
         """Record that the publish with this ticket was acknowledged (once per publish, not per resend)."""
         with self._lock:
-            self._topic(topic).acked[ticket] += 1
+            self._topics[topic].acked[ticket] += 1
 
     def attached(self, subscriber: str, topic: str, asked: int | None, got: int) -> None:
         """Record the offset that a subscriber asked for (None for the end) and the offset that it got."""
         with self._lock:
-            state = self._topic(topic)
             reader = self._subscribers.get((subscriber, topic))
             if reader is None:
                 self._subscribers[subscriber, topic] = ReferenceReader(got)
@@ -218,12 +206,12 @@ class LogChecker:
                     self._report(kind, topic, f"asked for {asked}, got {got}", subscriber, got)
                 reader.position = got
                 reader.resumed = True
-            state.attachments.add(got)
+            self._topics[topic].attachments.add(got)
 
     def received(self, subscriber: str, topic: str, offset: int, payload: bytes) -> None:
         """Record that a subscriber received a record; `offset` is that on the wire, just past the record."""
         with self._lock:
-            state = self._topic(topic)
+            state = self._topics[topic]
             digest = _digest(payload)
             begin = offset - SIZE_PREFIX_BYTES - len(payload)
             reader = self._subscribers.setdefault((subscriber, topic), ReferenceReader(begin))
@@ -232,12 +220,12 @@ class LogChecker:
             reader.position = offset
             reader.resumed = False
             if digest not in state.tickets:
-                self._report(
-                    Kind.PHANTOM, topic, f"{len(payload)} bytes nobody sent", subscriber, offset
-                )
+                detail = f"{len(payload)} bytes nobody sent"
+                self._report(Kind.PHANTOM, topic, detail, subscriber, offset)
             known = reader.walk(state.log, begin, offset, digest)
-            if known is not None:
-                self._disagrees(state, _Disagreement(subscriber, offset, digest, known))
+            # A disagreement is judged at the end, when the rest of the log is known.
+            if known is not None and len(state.disagreements) < VIOLATIONS_PER_KIND_MAX:
+                state.disagreements.append(_Disagreement(subscriber, offset, digest, known))
 
     def position(self, subscriber: str, topic: str) -> int | None:
         """Return the offset that this subscriber has reached, or None before it attached."""
@@ -248,7 +236,7 @@ class LogChecker:
     def records(self, topic: str) -> int:
         """Return the number of the topic's records that any subscriber received."""
         with self._lock:
-            return sum(len(stretch) for stretch in self._topic(topic).log.stretches())
+            return sum(map(len, self._topics[topic].log.stretches()))
 
     def verdict(self) -> list[Violation]:
         """Return every violation so far; an empty list means that a correct log can have this history.
@@ -264,9 +252,6 @@ class LogChecker:
             self._violations, self._counts = kept, counts
             return verdict
 
-    def _topic(self, name: str) -> "_Topic":
-        return self._topics.setdefault(name, _Topic())
-
     def _report(
         self,
         kind: Kind,
@@ -278,11 +263,6 @@ class LogChecker:
         self._counts[kind] += 1
         if self._counts[kind] <= VIOLATIONS_PER_KIND_MAX:
             self._violations.append(Violation(kind, topic, detail, subscriber, offset))
-
-    def _disagrees(self, topic: "_Topic", one: "_Disagreement") -> None:
-        # It is judged at the end, when the rest of the log is known.
-        if len(topic.disagreements) < VIOLATIONS_PER_KIND_MAX:
-            topic.disagreements.append(one)
 
     def _misplaced(
         self, topic: str, subscriber: str, reader: ReferenceReader, begin: int, offset: int
@@ -296,15 +276,14 @@ class LogChecker:
 
     def _judge(self, name: str, topic: "_Topic") -> None:
         seen = topic.log.occurrences(topic.tickets)
-        for ticket, (sent, acked) in enumerate(zip(topic.sent_times, topic.acked, strict=True)):
-            if acked > seen[ticket]:
-                self._report(
-                    Kind.LOST, name, f"publish {ticket}: acknowledged {acked}, found {seen[ticket]}"
-                )
-            if seen[ticket] > sent and ticket not in topic.repeating:
-                self._report(
-                    Kind.DUPLICATED, name, f"publish {ticket}: sent {sent}, found {seen[ticket]}"
-                )
+        counts = zip(topic.sent_times, topic.acked, seen, strict=True)
+        for ticket, (sent, acked, found) in enumerate(counts):
+            if acked > found:
+                detail = f"publish {ticket}: acknowledged {acked}, found {found}"
+                self._report(Kind.LOST, name, detail)
+            if found > sent and ticket not in topic.repeating:
+                detail = f"publish {ticket}: sent {sent}, found {found}"
+                self._report(Kind.DUPLICATED, name, detail)
         for one in topic.disagreements:
             self._disagreement(name, topic, one)
         for inside, begin in topic.log.overlaps(topic.attachments):
@@ -344,16 +323,11 @@ def _digest(payload: bytes) -> int:
     return int.from_bytes(blake2b(payload, digest_size=8).digest(), "big")
 
 
-@dataclass(frozen=True, slots=True)
-class _Disagreement:
+class _Disagreement(NamedTuple):
     subscriber: str
     offset: int
     digest: int
     known: int
-
-
-def _numbers() -> "array[int]":
-    return array("I")
 
 
 @dataclass(slots=True)
@@ -361,9 +335,9 @@ class _Topic:
     """The records sent to one topic, by ticket, and the records received from it."""
 
     tickets: dict[int, int] = field(default_factory=dict)  # digest -> ticket
-    sent_times: "array[int]" = field(default_factory=_numbers)
-    acked: "array[int]" = field(default_factory=_numbers)
-    publishers: "array[int]" = field(default_factory=_numbers)
+    sent_times: "array[int]" = field(default_factory=lambda: array("I"))
+    acked: "array[int]" = field(default_factory=lambda: array("I"))
+    publishers: "array[int]" = field(default_factory=lambda: array("I"))
     repeating: set[int] = field(default_factory=set)
     attachments: set[int] = field(default_factory=set)
     disagreements: list[_Disagreement] = field(default_factory=list)

@@ -13,8 +13,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import ClassVar, Self
 
 # Timeouts that only a failure reaches: long enough for a machine that is busy with other work.
@@ -80,7 +80,10 @@ class ServerProcess:
         self.ready_line = ""
         self.stdout = ""
         self._addresses = {"figg": figg, "ws": ws, "http": http}
-        self._env = _environment({**self.environment, **(env or {})})
+        # Variables in the tester's environment must not change the tested server.
+        left_out = ("HEADRACE_", "LISTEN_", "NOTIFY_SOCKET")
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
+        self._env = {**clean, **self.environment, **(env or {})}
         self._inherit = inherit
         self._held: dict[str, socket.socket] = {}
         self._process: subprocess.Popen[bytes] | None = None
@@ -130,11 +133,9 @@ class ServerProcess:
 
     @property
     def command(self) -> list[str]:
+        serve = [sys.executable, "-m", "headrace", "serve", f"--data-dir={self.data_dir}"]
         addresses = [f"--{name}={address}" for name, address in self._addresses.items()]
-        return [
-            *(sys.executable, "-m", "headrace", "serve"),
-            *(f"--data-dir={self.data_dir}", *addresses, *self.flags),
-        ]
+        return [*serve, *addresses, *self.flags]
 
     def start(self, timeout_s: float = START_TIMEOUT_S) -> Self:
         """Start and wait for the ready line; raise ServerFailedError if it does not come."""
@@ -169,20 +170,21 @@ class ServerProcess:
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         line = self._read_line(timeout_s)
         if not READY.fullmatch(line):
-            code = self.returncode if self._ended(1.0) else None
+            with suppress(subprocess.TimeoutExpired):
+                self._running().wait(1.0)
+            code = self.returncode
             self.kill()
             raise ServerFailedError(f"no ready line but {line!r}", code, self.stderr)
         self.ready_line = line
         for name in self._addresses:
-            found = re.search(rf" {name}=(\S+)", line)
-            if found:
+            if found := re.search(rf" {name}=(\S+)", line):
                 self._addresses[name] = found[1]
 
     def kill(self) -> None:
         """Send SIGKILL to the server process only; its children must notice that by themselves."""
         if self._process is not None:
             self._process.kill()
-            self._finish(STOP_TIMEOUT_S)
+            self.wait()
 
     def signal(self, number: int) -> None:
         self._running().send_signal(number)
@@ -194,8 +196,14 @@ class ServerProcess:
 
     def wait(self, timeout_s: float = STOP_TIMEOUT_S) -> int:
         """Wait for the server to end by itself and return the exit code."""
-        assert self._process is not None, "the server was never started"
-        return self._finish(timeout_s)
+        process = self._running()
+        code = process.wait(timeout_s)
+        if process.stdout is not None and not process.stdout.closed:
+            # A child that outlives the server may hold the pipe open: never wait for the pipe's end.
+            os.set_blocking(process.stdout.fileno(), False)
+            self.stdout += (process.stdout.read() or b"").decode("utf-8", "replace")
+            process.stdout.close()
+        return code
 
     def restart(self) -> Self:
         """Start again on the same directory and ports; stop the server first if it still runs."""
@@ -210,12 +218,7 @@ class ServerProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.kill()
         for sock in self._held.values():
             sock.close()
@@ -230,7 +233,8 @@ class ServerProcess:
                 weakref.finalize(self, sock.close)
                 if self._inherit:
                     sock.listen(_BACKLOG)
-                self._addresses[name] = _joined(host, sock.getsockname()[1])
+                port = sock.getsockname()[1]
+                self._addresses[name] = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def _running(self) -> subprocess.Popen[bytes]:
         assert self._process is not None, "the server was never started"
@@ -243,32 +247,13 @@ class ServerProcess:
         line = b""
         with selectors.DefaultSelector() as selector:
             selector.register(stdout, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    break
+            while selector.select(max(0.0, deadline - time.monotonic())):
                 chunk = os.read(stdout.fileno(), 4096)
-                if not chunk:
-                    break
                 line += chunk
+                if not chunk or line.endswith(b"\n"):
+                    break
         self.stdout += line.decode("utf-8", "replace")
         return self.stdout
-
-    def _ended(self, timeout_s: float) -> bool:
-        try:
-            self._running().wait(timeout_s)
-        except subprocess.TimeoutExpired:
-            return False
-        return True
-
-    def _finish(self, timeout_s: float) -> int:
-        process = self._running()
-        code = process.wait(timeout_s)
-        if process.stdout is not None and not process.stdout.closed:
-            # A child that outlives the server may hold the pipe open: never wait for the pipe's end.
-            os.set_blocking(process.stdout.fileno(), False)
-            self.stdout += (process.stdout.read() or b"").decode("utf-8", "replace")
-            process.stdout.close()
-        return code
 
 
 def hold_port(host: str = "127.0.0.1", port: int = 0) -> socket.socket:
@@ -294,20 +279,9 @@ def wait_until(
         time.sleep(POLL_S)
 
 
-def _environment(extra: Mapping[str, str]) -> dict[str, str]:
-    # Variables in the tester's environment must not change the tested server.
-    left_out = ("HEADRACE_", "LISTEN_", "NOTIFY_SOCKET")
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(left_out)}
-    return {**clean, **extra}
-
-
 def _split(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _reap(process: "subprocess.Popen[bytes]") -> None:

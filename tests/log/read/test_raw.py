@@ -23,7 +23,7 @@ def tail_of(sizes: list[int]) -> tuple[RawTopic, bytes]:
         tail.append(encode_entry(APPEND, 1, len(log), number, 1, 200 * number, b"", record, seed=0))
         log += record
     end = Position(1, len(log), len(sizes))
-    return RawTopic(Layout(Path("/nowhere")), Position(1, 0, 0), end, [], tail), log
+    return RawTopic(Layout(Path("/nowhere")), end, [], tail), log
 
 
 sizes = st.lists(st.integers(0, 30), min_size=1, max_size=30)

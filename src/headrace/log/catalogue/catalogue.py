@@ -23,6 +23,7 @@ from headrace.log.catalogue.rows import (
     FORMAT,
     NAMED,
     RENAMED_FORMAT,
+    RESERVED,
     TABLES,
     BatchRow,
     CursorRow,
@@ -39,13 +40,7 @@ from headrace.log.catalogue.rows import (
 )
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
-from headrace.model import (
-    ENVELOPE_PREFIXES,
-    OLD_PREFIXES,
-    RESERVED_TOPIC_BYTES_MAX,
-    Position,
-    Span,
-)
+from headrace.model import OLD_PREFIXES, RESERVED_TOPIC_BYTES_MAX, Position, Span
 
 FILE_NAME = "catalogue.sqlite"
 BACKUP_NAME = "catalogue.backup.sqlite"
@@ -61,9 +56,8 @@ BATCHES_NAME = b""
 
 _SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 _encode = msgspec.msgpack.encode
-_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 _OLD = tuple(prefix.encode() for prefix in OLD_PREFIXES)
-_OLD_OR_RESERVED = (*_OLD, *_RESERVED)
+_OLD_OR_RESERVED = (*_OLD, *RESERVED)
 
 _Named = TopicRow | TombstoneRow | CursorRow | ProducerRow
 
@@ -89,17 +83,19 @@ _UNREADABLE = (
 """SQLite's error codes for a file that the disk could not read."""
 
 
-def unreadable(path: Path, error: Exception) -> DataDirectoryError:
-    """Return the DataDirectoryError for an error of SQLite.
-
-    A full disk or a missing permission is not damage.
-    """
-    # Errors that Python raises itself, for instance for invalid text, have no code.
-    code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
-    if code in _UNREADABLE:
-        return UnreadableCatalogueError(f"{path}: {error}")
-    damaged = code & 0xFF in _DAMAGED
-    return (DamagedCatalogueError if damaged else DataDirectoryError)(f"{path}: {error}")
+@contextmanager
+def _errors_of(path: Path) -> Iterator[None]:
+    """Translate errors of SQLite: a full disk or a missing permission is not damage."""
+    try:
+        yield
+    except (*DATABASE_ERRORS, msgspec.MsgspecError) as error:
+        # Errors that Python raises itself, for instance for invalid text, have no code.
+        code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT)
+        if code in _UNREADABLE:
+            raise UnreadableCatalogueError(f"{path}: {error}") from error
+        damaged = code & 0xFF in _DAMAGED
+        kind = DamagedCatalogueError if damaged else DataDirectoryError
+        raise kind(f"{path}: {error}") from error
 
 
 class Catalogue:
@@ -111,7 +107,6 @@ class Catalogue:
 
     @classmethod
     def create(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
-        """Create an empty catalogue."""
         catalogue = cls.open(directory, name=name)
         catalogue.make()
         return catalogue
@@ -120,14 +115,12 @@ class Catalogue:
     def open(cls, directory: Path, *, name: str = FILE_NAME) -> Self:
         """Open the catalogue for writing."""
         path = directory / name
-        try:
+        with _errors_of(path):
             db = sqlite3.connect(path, isolation_level=None, timeout=30)
             db.execute("PRAGMA journal_mode=WAL")
             db.execute("PRAGMA synchronous=FULL")
             # Freed pages are overwritten, because `pages.py` would find old rows in them.
             db.execute("PRAGMA secure_delete=ON")
-        except DATABASE_ERRORS as error:
-            raise unreadable(path, error) from error
         return cls(db, path)
 
     @classmethod
@@ -180,24 +173,33 @@ class Catalogue:
             # A name that was used twice continues after both ends.
             _, *known = merged.get(row.name, row)
             merged[row.name] = TombstoneRow(row.name, *map(max, known, row[1:]))
-        living = {present(row).name for row in topics}
-        self._replace(
-            "tombstones", graves, [row for row in merged.values() if row.name not in living]
-        )
+        for topic in topics:
+            merged.pop(present(topic).name, None)  # the name is in use again
+        self._replace("tombstones", graves, merged.values())
 
     def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
         """Replace rows, which are found by their topics' names, by other rows."""
-        self._db.executemany(
-            f"DELETE FROM {table} WHERE name = ?", {(row.name,): None for row in old}
-        )
+        self._db.executemany(f"DELETE FROM {table} WHERE name = ?", {(row.name,) for row in old})
         self.put(new)
 
     def _add(self, *versions: int) -> None:
         for statement in "".join(ADDED[version] for version in versions).split(";"):
             self._db.execute(statement)
 
-    def transaction(self) -> "_Transaction":
-        return _Transaction(self._db)
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """Commit the changes; any other exit than a successful commit rolls back everything."""
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        finally:
+            # A failed commit is rolled back too; on a full disk, SQLite may have rolled it back by itself.
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+        # Journal files are recycled after this commit. If the commit were only in SQLite's write-ahead log, a
+        # flipped bit there would silently bring back the previous state of the catalogue.
+        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
     @contextmanager
     def snapshot(self) -> Iterator[None]:
@@ -245,19 +247,15 @@ class Catalogue:
     def topic_by_id(self, topic_id: int) -> TopicRow | None:
         return self._one(TopicRow, "WHERE id = ?", topic_id)
 
-    def topics(
-        self, prefix: bytes = b"", after: bytes = b"", limit: int = -1
-    ) -> Iterator[TopicRow]:
+    def topics(self, prefix: bytes = b"", after: bytes = b"") -> Iterator[TopicRow]:
         """Return topics in the order of their names."""
         if self._is_old:
             rows = [row for row in self._all(TopicRow, "") if row.name.startswith(prefix)]
-            rows = sorted((row for row in rows if row.name > after), key=attrgetter("name"))
-            return iter(rows if limit < 0 else rows[:limit])
+            return iter(sorted((row for row in rows if row.name > after), key=attrgetter("name")))
         # The query has one lower bound: with two, SQLite seeks the first and reads all rows up to the second.
         first, bound = (after, ">") if after >= prefix else (prefix, ">=")
         past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # UTF-8 never contains this byte
-        where = f"WHERE name {bound} ? AND name < ? ORDER BY name LIMIT ?"
-        return self._all(TopicRow, where, first, past, limit)
+        return self._all(TopicRow, f"WHERE name {bound} ? AND name < ? ORDER BY name", first, past)
 
     def segments(self, topic_id: int) -> list[SegmentRow]:
         return list(self._all(SegmentRow, "WHERE topic_id = ? ORDER BY base", topic_id))
@@ -269,13 +267,13 @@ class Catalogue:
         """Return the span that a topic's segments hold between two positions, without skipped offsets."""
         low, high = (min(at.offset, INTEGER_MAX) for at in (first, last))
         low_ordinal, high_ordinal = (min(at.ordinal, INTEGER_MAX) for at in (first, last))
-        (records, size) = self._db.execute(
+        found = self._db.execute(
             "SELECT coalesce(sum(max(0, min(end_ordinal, ?) - max(first_ordinal, ?))), 0), "
             "coalesce(sum(min(end, ?) - max(base, ?)), 0) "
             "FROM segments WHERE topic_id = ? AND base < ? AND end > ?",
             (high_ordinal, low_ordinal, high, low, topic_id, high, low),
-        ).fetchone()
-        return Span(records, size)
+        )
+        return Span(*found.fetchone())
 
     def all_segments(self) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "")
@@ -381,7 +379,7 @@ class Catalogue:
 
     def check(self) -> None:
         """Read the whole catalogue; raise DamagedCatalogueError if anything in it is wrong."""
-        try:
+        with _errors_of(self.path):
             (verdict,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if verdict != "ok":
                 raise DamagedCatalogueError(f"{self.path}: {verdict}")
@@ -394,10 +392,6 @@ class Catalogue:
             for kind, table in TABLES.items():
                 for _ in self._raw(kind) if table in names else ():
                     pass
-        except DATABASE_ERRORS as error:
-            raise unreadable(self.path, error) from error
-        except msgspec.MsgspecError as error:
-            raise DamagedCatalogueError(f"{self.path}: {error}") from error
 
     def salvage(self, kind: type[R]) -> tuple[list[R], bool]:
         """Return the readable rows of a kind with a correct checksum, and True if no row is missing."""
@@ -428,15 +422,11 @@ class Catalogue:
         disk.sync_directory(self.path.parent)
 
     def _schema(self) -> list[tuple[object, ...]]:
-        try:
+        with _errors_of(self.path):
             return list(self._db.execute(_SCHEMA))
-        except DATABASE_ERRORS as error:
-            raise unreadable(self.path, error) from error
 
     def _one(self, kind: type[R], where: str, *values: object) -> R | None:
-        for row in self._all(kind, where, *values):
-            return row
-        return None
+        return next(self._all(kind, where, *values), None)
 
     @property
     def _is_old(self) -> bool:
@@ -451,7 +441,7 @@ class Catalogue:
             return name
         if name.startswith(_OLD):
             return b"\xff"  # no topic had this name, and this is not a valid name
-        return name.removeprefix(b"$") if name.startswith(_RESERVED) else name
+        return name.removeprefix(b"$") if name.startswith(RESERVED) else name
 
     def _all(self, kind: type[R], where: str, *values: object) -> Iterator[R]:
         """Yield rows with the present names of their topics."""
@@ -496,8 +486,8 @@ def open_unchanged(data_dir: Path, name: str = FILE_NAME) -> Iterator[Catalogue]
 
 def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
     """Open a file, which may be a copy of the catalogue at `path`, for reading."""
-    try:
-        uri = f"{file.resolve().as_uri()}?{mode}"
+    uri = f"{file.resolve().as_uri()}?{mode}"
+    with _errors_of(path):
         db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=30)
         try:
             db.execute("SELECT 1 FROM meta").fetchone()
@@ -505,30 +495,6 @@ def _connect(path: Path, file: Path, mode: str) -> sqlite3.Connection:
             db.close()
             raise
         return db
-    except DATABASE_ERRORS as error:
-        raise unreadable(path, error) from error
-
-
-class _Transaction:
-    """A transaction of SQLite: any exit other than a successful commit rolls back everything."""
-
-    def __init__(self, db: sqlite3.Connection) -> None:
-        self._db = db
-
-    def __enter__(self) -> None:
-        self._db.execute("BEGIN IMMEDIATE")
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if kind is None:
-                self._db.execute("COMMIT")
-        finally:
-            # A failed commit is rolled back too; on a full disk, SQLite may have rolled it back by itself.
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-        # Journal files are recycled after this commit. If the commit were only in SQLite's write-ahead log, a
-        # flipped bit there would silently bring back the previous state of the catalogue.
-        self._db.execute("PRAGMA wal_checkpoint(PASSIVE)")
 
 
 @cache

@@ -48,10 +48,9 @@ class Pages:
             for kind in TABLES:
                 row = _row(kind, values)
                 if row is not None:
-                    key = row_key(row)
-                    known = found[kind].get(key)
-                    if known is None or _age(row) > _age(known):
-                        found[kind][key] = row
+                    known = found[kind].setdefault(row_key(row), row)
+                    if _age(row) > _age(known):
+                        found[kind][row_key(row)] = row
         self._found = found
 
     def rows(self, kind: type[R]) -> list[R]:
@@ -85,12 +84,11 @@ class Pages:
 
     def _payload(self, kind: int, page: int, at: int, size: int) -> bytes:
         """Return a record's bytes, whose end may be in a chain of other pages."""
-        usable = _PAGE_BYTES
-        most = usable - 35 if kind == _TABLE_LEAF else (usable - 12) * 64 // 255 - 23
+        most = _PAGE_BYTES - 35 if kind == _TABLE_LEAF else (_PAGE_BYTES - 12) * 64 // 255 - 23
         if size <= most:
             return _exactly(self._data[at : min(at + size, page + _PAGE_BYTES)], size)
-        least = (usable - 12) * 32 // 255 - 23
-        local = least + (size - least) % (usable - 4)
+        least = (_PAGE_BYTES - 12) * 32 // 255 - 23
+        local = least + (size - least) % (_PAGE_BYTES - 4)
         if local > most:
             local = least
         parts = [bytes(self._data[at : at + local])]
@@ -101,7 +99,7 @@ class Pages:
             if not 0 <= begin <= len(self._data) - _PAGE_BYTES:
                 raise ValueError("the chain of overflow pages is broken")
             (following,) = _NUMBER.unpack_from(self._data, begin)
-            parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, usable - 4)]))
+            parts.append(bytes(self._data[begin + 4 : begin + 4 + min(left, _PAGE_BYTES - 4)]))
             left -= len(parts[-1])
         return b"".join(parts)
 
@@ -149,44 +147,29 @@ def _exactly(part: bytes | memoryview, size: int) -> bytes:
 
 def _row(kind: type[R], values: list[Value]) -> R | None:
     """Return the values as a row of this kind; None if they are not such a row."""
-    fields = kind._fields
-    if len(values) != len(fields) + 1:
+    types = kind.__annotations__.values()
+    if len(values) != len(types) + 1 or not all(map(isinstance, values, types)):
         return None
-    types = kind.__annotations__
-    for name, value in zip(fields, values, strict=False):
-        if not isinstance(value, types[name]):
-            return None
     row = kind(*values[:-1])  # type: ignore[arg-type]
     return row if checksum(row) == values[-1] else None
 
 
-_KEYS: dict[type, int] = {
-    MetaRow: 1,
-    TopicRow: 1,
-    SegmentRow: 2,
-    TombstoneRow: 1,
-    CursorRow: 2,
-    ProducerRow: 2,
-    BatchRow: 2,
-    NoteRow: 1,
+_KEYS_AND_AGES: dict[type, tuple[int, tuple[str, ...]]] = {
+    MetaRow: (1, ()),
+    TopicRow: (1, ("end_offset", "start_offset", "epoch")),
+    SegmentRow: (2, ("end", "rows")),
+    TombstoneRow: (1, ("ms",)),
+    CursorRow: (2, ("ms",)),
+    ProducerRow: (2, ("last", "ms")),
+    BatchRow: (2, ("file", "position")),
+    NoteRow: (1, ("ms",)),
 }
-"""Number of leading values of a row that are its key."""
+"""Number of leading values of a row that are its key, and fields that together grow with every change."""
 
 
 def row_key(row: tuple[object, ...]) -> object:
-    return row[: _KEYS[type(row)]]
+    return row[: _KEYS_AND_AGES[type(row)][0]]
 
 
-def _age(row: object) -> tuple[int, ...]:
-    """Return a value that grows with every change of a row."""
-    if isinstance(row, TopicRow):
-        return row.end_offset, row.start_offset, row.epoch
-    if isinstance(row, SegmentRow):
-        return row.end, row.rows
-    if isinstance(row, ProducerRow):
-        return row.last, row.ms
-    if isinstance(row, BatchRow):
-        return row.file, row.position
-    if isinstance(row, CursorRow | NoteRow | TombstoneRow):
-        return (row.ms,)
-    return (0,)
+def _age(row: object) -> list[int]:
+    return [getattr(row, name) for name in _KEYS_AND_AGES[type(row)][1]]

@@ -5,12 +5,15 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 from crc32c import crc32c
 
-from headrace.model import present_name
+from headrace.model import ENVELOPE_PREFIXES, present_name
 
 FORMAT = 5
 
 RENAMED_FORMAT = 5
 """First format with reserved topics named `$channel/…` and `$logux/…`; before, they had no `$`."""
+
+RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
+"""Prefixes of the names of channels and logs of Logux."""
 
 _SCHEMA_1 = """
 CREATE TABLE meta (key BLOB PRIMARY KEY, value BLOB NOT NULL, crc INTEGER NOT NULL) WITHOUT ROWID;
@@ -115,7 +118,6 @@ class BatchRow(NamedTuple):
     staged: bytes
     """Staged files of the batch: MessagePack of (id, size)."""
     files: int
-    """Number of staged files."""
     file: int
     """Index of the staged file; equal to `files` if the whole batch is appended."""
     position: int
@@ -177,15 +179,7 @@ TABLES: dict[type[Any], str] = {
     NoteRow: "notes",
 }
 R = TypeVar(
-    "R",
-    TopicRow,
-    SegmentRow,
-    TombstoneRow,
-    CursorRow,
-    ProducerRow,
-    MetaRow,
-    BatchRow,
-    NoteRow,
+    "R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow, BatchRow, NoteRow
 )
 
 NAMED = (TopicRow, TombstoneRow, CursorRow, ProducerRow)
@@ -195,6 +189,5 @@ NAMED = (TopicRow, TombstoneRow, CursorRow, ProducerRow)
 def present(row: R) -> R:
     """Return the row with the present name of its topic, for rows of an earlier format."""
     if isinstance(row, NAMED):
-        name = present_name(row.name)
-        return row._replace(name=name) if name != row.name else row
+        return row._replace(name=present_name(row.name))
     return row

@@ -68,15 +68,7 @@ class Row(NamedTuple):
 
 def encode_header(header: Header) -> bytes:
     name = header.name.encode()
-    packed = _HEADER.pack(
-        _MAGIC,
-        header.topic_id,
-        header.epoch,
-        header.base,
-        header.first_ordinal,
-        len(name) - 1,
-        name,
-    )
+    packed = _HEADER.pack(_MAGIC, *header[:4], len(name) - 1, name)
     return packed + _CRC.pack(crc32c(packed))
 
 
@@ -87,18 +79,18 @@ def decode_header(data: bytes) -> Header | None:
     (crc,) = _CRC.unpack_from(data, _HEADER.size)
     if data[:8] not in (_MAGIC, _OLD_MAGIC) or crc != crc32c(data[: _HEADER.size]):
         return None
-    _, topic_id, epoch, base, first_ordinal, *_ = _HEADER.unpack_from(data)
     name = name_in_header(data)
     if is_old_header(data):
         name = present_name(name)
+    _, topic_id, epoch, base, first_ordinal, *_ = _HEADER.unpack_from(data)
     return Header(topic_id, epoch, base, first_ordinal, name.decode())
 
 
 def name_in_header(data: bytes) -> bytes:
     """Return the name in a valid header, exactly as stored."""
-    *_, length, name = (_OLD_HEADER if is_old_header(data) else _HEADER).unpack_from(data)
-    found: bytes = name[: length if is_old_header(data) else length + 1]
-    return found
+    is_old = is_old_header(data)
+    *_, length, name = (_OLD_HEADER if is_old else _HEADER).unpack_from(data)
+    return bytes(name[: length if is_old else length + 1])
 
 
 def is_old_header(data: bytes) -> bool:
@@ -182,8 +174,10 @@ def restore_rows(rows: Sequence[Row | None], segment: SegmentRow, read: Read) ->
         return list(rows)
     # A misplaced row may fit on one side. If the records do not fit, its neighbours are not trusted either.
     for before, after in ((first, last), (max(0, first - 1), min(len(rows), last + 1))):
-        made = _rows_of(_gap(rows, segment, before, after), read)
-        if made is not None:
+        wider = _gap(rows, segment, before, after)
+        made = list(rows_of_records(wider, read, count=wider.rows))
+        ends = (made[-1].end, made[-1].end_ordinal) if made else None
+        if len(made) == wider.rows and ends == (wider.end, wider.end_ordinal):
             return [*rows[:before], *made, *rows[after:]]
     # The segment is damaged there too: only the rows that are valid by themselves remain.
     inside = (
@@ -197,8 +191,7 @@ def _gap(rows: Sequence[Row | None], segment: SegmentRow, first: int, last: int)
     """Describe the records between two rows, as if they were a segment."""
     before = rows[first - 1] if first else None
     after = rows[last] if last < len(rows) else None
-    return SegmentRow(
-        topic_id=segment.topic_id,
+    return segment._replace(
         base=before.end if before else segment.base,
         end=after.offset if after else segment.end,
         rows=last - first,
@@ -228,13 +221,6 @@ def _lead_back(rows: Sequence[Row | None], segment: SegmentRow, first: int) -> i
             return number
         offset, ordinal = row.offset, row.ordinal
     return first
-
-
-def _rows_of(gap: SegmentRow, read: Read) -> list[Row] | None:
-    """Build the missing rows from the records in the gap; return None if the records do not fit."""
-    rows = list(rows_of_records(gap, read, count=gap.rows))
-    fits = len(rows) == gap.rows > 0 and rows[-1].end == gap.end
-    return rows if fits and rows[-1].end_ordinal == gap.end_ordinal else None
 
 
 def rows_of_records(gap: SegmentRow, read: Read, *, count: int | None = None) -> Iterator[Row]:

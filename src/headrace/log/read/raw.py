@@ -34,7 +34,6 @@ class GoneError(Exception):
 
 class RawTopic(NamedTuple):
     layout: Layout
-    start: Position
     end: Position
     segments: list[SegmentRow]
     tail: list[bytes]
@@ -43,9 +42,7 @@ class RawTopic(NamedTuple):
     @classmethod
     def of(cls, layout: Layout, store: ReadSide, topic: Topic) -> "RawTopic":
         """Return the topic's present state. Call this in the event loop's thread."""
-        return cls(
-            layout, topic.start, topic.end, list(store.segment_rows(topic)), list(topic.tail)
-        )
+        return cls(layout, topic.end, list(store.segment_rows(topic)), list(topic.tail))
 
     def rows(self, start: int, end: int, rows_max: int) -> bytes:
         """Return the rows that cover these offsets, packed as in an index file."""
@@ -127,18 +124,16 @@ class RawTopic(NamedTuple):
 
     def _first_row(self, segment: SegmentRow, offset: int) -> Row | None:
         with closing(self._files()) as files:
-            return files.row(segment, files.find(segment, lambda row: row.offset >= offset))
+            return files.first_row(segment, lambda row: row.offset >= offset)
 
     def _tail_rows(self, start: int, end: int, rows_max: int) -> bytes:
         tail = self.tail
         pieces = []
         for encoded in tail[bisect_right(tail, start, key=entry_end) :]:
-            entry = decode_entry(encoded)
-            if entry.offset >= end:
+            _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
+            if offset >= end:
                 break
-            pieces.append(
-                EntryRun(entry.offset, entry.ordinal, entry.record_count, entry.ms, entry.data)
-            )
+            pieces.append(EntryRun(offset, ordinal, count, ms, data))
         rows = [encode_row(row) for row, _ in join_runs(pieces)]
         return b"".join(rows[:rows_max])
 

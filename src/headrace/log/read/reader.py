@@ -13,7 +13,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import cast
 
-from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
+from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.catalogue.rows import SegmentRow
 from headrace.log.commit.journal import decode_entry, entry_end, entry_offset
 from headrace.log.read.segment import DamagedRun, Segments
@@ -42,27 +42,19 @@ class ReadSide:
     def locate_offset(self, topic: Topic, offset: int) -> Position:
         # The first record is looked up too: if it is damaged, the next readable record comes first.
         offset = max(offset, topic.start_offset)
-        if offset >= topic.end_offset:
-            return topic.end
         run = self._run_at(topic, offset)
-        if run is None:
-            return topic.end
-        return _position_in(run, topic.epoch, offset=offset)
+        return topic.end if run is None else _position_in(run, topic.epoch, offset=offset)
 
     def locate_ordinal(self, topic: Topic, ordinal: int) -> Position:
         if ordinal <= topic.start_ordinal:
             return topic.start
         if ordinal >= topic.end_ordinal:
             return topic.end
-        found = _ordinal_in_tail(topic, ordinal)
-        if found is not None:
-            return found
+        if ordinal >= _tail_begin(topic).ordinal:
+            return _ordinal_in_tail(topic, ordinal)
         for segment in self.segment_rows(topic):
             if segment.end_ordinal > ordinal:
-                row = self.files.row(
-                    segment,
-                    self.files.find(segment, lambda row: row.end_ordinal > ordinal),
-                )
+                row = self.files.first_row(segment, lambda row: row.end_ordinal > ordinal)
                 run = self._run_at(topic, row.offset) if row is not None else None
                 if run is not None:
                     return _position_in(run, topic.epoch, ordinal=ordinal)
@@ -72,7 +64,7 @@ class ReadSide:
     def locate_time(self, topic: Topic, ms: int) -> Position:
         for segment in self.segment_rows(topic):
             if segment.last_ms >= ms and segment.end > topic.start_offset:
-                row = self.files.row(segment, self.files.find(segment, lambda row: row.ms >= ms))
+                row = self.files.first_row(segment, lambda row: row.ms >= ms)
                 if row is not None:
                     found = Position(topic.epoch, row.offset, row.ordinal)
                     return found if found.offset > topic.start_offset else topic.start
@@ -122,9 +114,8 @@ class ReadSide:
 
     def _run_at(self, topic: Topic, offset: int) -> Run | None:
         """Return the run that contains `offset`, or the next run that can be read."""
-        reader = TopicReader(self, topic)
-        chunk = reader.read_runs(min(offset, INTEGER_MAX), 1)
-        return chunk.runs[0] if chunk.runs else None
+        runs = TopicReader(self, topic).read_runs(offset, 1).runs
+        return runs[0] if runs else None
 
     def report(self, topic: Topic, damaged: Sequence[DamagedRun]) -> None:
         for one in damaged:
@@ -148,20 +139,15 @@ class TopicReader:
     def read(self, offset: int, bytes_max: int) -> Chunk:
         offset = max(offset, self._topic.start_offset)
         chunk = self.read_runs(offset, bytes_max)
-        if chunk.runs:
+        if chunk.runs and chunk.runs[0].offset < offset:
             first = chunk.runs[0]
-            if first.offset < offset:
-                at = _position_in(first, 0, offset=offset)
-                passed = at.ordinal - first.ordinal
-                chunk.runs[0] = Run(
-                    at.offset,
-                    at.ordinal,
-                    first.record_count - passed,
-                    first.ms,
-                    first.data[at.offset - first.offset :],
-                )
-                if first.record_count == passed:
-                    del chunk.runs[0]
+            at = _position_in(first, 0, offset=offset)
+            left = first.record_count - (at.ordinal - first.ordinal)
+            rest = first.data[at.offset - first.offset :]
+            if left:
+                chunk.runs[0] = Run(at.offset, at.ordinal, left, first.ms, rest)
+            else:
+                del chunk.runs[0]
         return chunk
 
     def read_runs(self, offset: int, bytes_max: int) -> Chunk:
@@ -235,9 +221,7 @@ def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
 
 def drop_tail(topic: Topic, end: int) -> None:
     """Drop the entries that end at or before `end`."""
-    count = bisect_right(topic.tail, end, key=entry_end)
-    if count:
-        del topic.tail[:count]
+    del topic.tail[: bisect_right(topic.tail, end, key=entry_end)]
 
 
 def _tail_begin(topic: Topic) -> Position:
@@ -248,20 +232,17 @@ def _tail_begin(topic: Topic) -> Position:
     return Position(topic.epoch, entry.offset, entry.ordinal)
 
 
-def _ordinal_in_tail(topic: Topic, ordinal: int) -> Position | None:
-    """Return the position of the record at `ordinal`; None if it is before the tail."""
-    if not topic.tail or ordinal < decode_entry(topic.tail[0]).ordinal:
-        return None
+def _ordinal_in_tail(topic: Topic, ordinal: int) -> Position:
+    """Return the position of the record at `ordinal`, which is not before the tail."""
     number = bisect_right(topic.tail, ordinal, key=_entry_end_ordinal)
     if number == len(topic.tail):
         return topic.end
-    run = _run(topic.tail[number])
-    return _position_in(run, topic.epoch, ordinal=ordinal)
+    return _position_in(_run(topic.tail[number]), topic.epoch, ordinal=ordinal)
 
 
 def _time_in_tail(topic: Topic, ms: int) -> Position:
     """Return the position of the first entry at or after `ms`; the topic's end if there is none."""
-    number = bisect_left(topic.tail, ms, key=_entry_ms)
+    number = bisect_left(topic.tail, ms, key=lambda encoded: decode_entry(encoded).ms)
     if number == len(topic.tail):
         return topic.end
     entry = decode_entry(topic.tail[number])
@@ -291,7 +272,3 @@ def _run(encoded: bytes) -> Run:
 def _entry_end_ordinal(encoded: bytes) -> int:
     entry = decode_entry(encoded)
     return entry.ordinal + entry.record_count
-
-
-def _entry_ms(encoded: bytes) -> int:
-    return decode_entry(encoded).ms

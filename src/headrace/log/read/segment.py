@@ -189,8 +189,9 @@ class Segments:
         self._rows(segment, first, min(2, segment.rows - first))
         return low if self._index_key(segment) not in self._restored else self.find(segment, wanted)
 
-    def row(self, segment: SegmentRow, number: int) -> Row | None:
-        return self._good_row(segment, number, segment.rows)
+    def first_row(self, segment: SegmentRow, wanted: Callable[[Row], bool]) -> Row | None:
+        """Return the row that `find` finds, or the next one that is not damaged."""
+        return self._good_row(segment, self.find(segment, wanted), segment.rows)
 
     def is_damaged(self, segment: SegmentRow, number: int) -> bool:
         return self._rows(segment, number, 1)[0] is None

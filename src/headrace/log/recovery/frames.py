@@ -3,9 +3,8 @@
 Writes nothing but copies of damaged bytes, to the quarantine, which is for people: the log never reads it
 again. Elsewhere: the consequences of damage (`scan.py`).
 
-The reader accepts a frame only if the
-frame has the generation of the file. The generation comes from one of the two copies of the file's header or
-from the catalogue, never from a frame.
+The reader accepts a frame only if the frame has the generation of the file. The generation comes from one of
+the two copies of the file's header or from the catalogue, never from a frame.
 
 Earlier versions wrote journal files of format 1, which this version only reads. Such a file has one header,
 in its first sector. Its frames begin at multiples of a sector and have no foot. Their generation is drawn for
@@ -63,6 +62,7 @@ CUT = "the file was truncated"
 _CHECKED_ENTRY = struct.Struct(ENTRY.format + "I")
 _ENTRY_BEGIN = re.compile(rb"[\x01-\x0d]\x00")
 """Pattern of an entry's kind and padding."""
+_BAD_HEADER = "an entry's header is damaged"
 _LOST_AS = {NOTE: LOST_NOTE, NAMES: LOST_NAMES, OLD_NAMES: LOST_NAMES}
 
 
@@ -125,10 +125,10 @@ def read_frames(
             if until is not None:
                 yield Problem(name, 0, until, "neither copy of the file's header can be read")
             return
-        format_ = _Format(data, file_number(path), generation, None)
+        format_ = _Format(path, data, generation, None)
     else:
         kind = _Format1 if header.applied is None else _Format
-        format_ = kind(data, header.file, header.generation, header.first)
+        format_ = kind(path, data, header.generation, header.first)
     if header is None or header.applied is not None:
         yield from _header_problems(path, data, header, format_)
     position = format_.frames_position
@@ -147,14 +147,14 @@ def read_frames(
             if format_.head_at(position) is None:
                 reason = "the head of a frame is damaged"
                 problems.append(Problem(name, position, format_.head_bytes, reason, harmless=True))
-        yield _frame(name, data, format_, head, problems, entries=entries)
+        yield format_.frame(head, problems, entries=entries)
         position += format_.frame_bytes(head.length)
         number = head.sequence + 1
     if until is not None:
         if position < until:
             yield Problem(name, position, until - position, "a frame is damaged")
         return
-    if _looks_begun(data, format_, position, number):
+    if format_.looks_begun(position, number):
         yield Problem(name, position, SECTOR_BYTES, "an unfinished frame")
     if header is not None and len(data) < header.size:
         yield Problem(name, len(data), header.size - len(data), CUT)
@@ -178,11 +178,8 @@ _FRAME_1 = struct.Struct(">IQQQII")
 
 
 def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | None:
-    found = [
-        header
-        for position in HEADER_POSITIONS
-        if (header := _parse_header(path, data, position)) is not None
-    ]
+    copies = (_parse_header(path, data, position) for position in HEADER_POSITIONS)
+    found = [header for header in copies if header is not None]
     old = _parse_header_1(path, data)
     if not found or old is None:
         return max(found, key=lambda one: (one.generation == generation, one.first), default=old)
@@ -191,18 +188,16 @@ def _header(path: Path, data: memoryview, generation: int) -> JournalHeader | No
 
 
 def _parse_header(path: Path, data: memoryview, position: int) -> JournalHeader | None:
-    if position + BLOCK_BYTES > len(data):
-        return None
     magic, *fields = _checked(FILE_HEADER, data, position)
-    header = JournalHeader(*fields) if magic == FILE_MAGIC else None
-    return header if header is not None and header.file == file_number(path) else None
+    if magic != FILE_MAGIC or position + BLOCK_BYTES > len(data):
+        return None
+    header = JournalHeader(*fields)
+    return header if header.file == file_number(path) else None
 
 
 def _parse_header_1(path: Path, data: memoryview) -> JournalHeader | None:
-    if len(data) < SECTOR_BYTES:
-        return None
     magic, *fields = _checked(_FILE_HEADER_1, data, 0)
-    if magic != _FILE_MAGIC_1:
+    if magic != _FILE_MAGIC_1 or len(data) < SECTOR_BYTES:
         return None
     generation, first, size, boot_id = fields
     return JournalHeader(generation, file_number(path), first, None, size, boot_id)
@@ -223,10 +218,11 @@ class _Format:
     head_bytes = FRAME_HEAD_BYTES
     entries_are_seeded = True
 
-    def __init__(self, data: memoryview, file: int, generation: int, first: int | None) -> None:
+    def __init__(self, path: Path, data: memoryview, generation: int, first: int | None) -> None:
+        self._name = path.name
         self._data = data
         self._whole: bytes = data.obj  # type: ignore[assignment]
-        self._file = file
+        self._file = file_number(path)
         self._generation = generation
         self._first = first
         self._heads: list[FrameHead] | None = None
@@ -273,6 +269,66 @@ class _Format:
         belongs = (head.generation, head.file) == (self._generation, self._file)
         return head if belongs and self._first in (None, head.first) else None
 
+    def frame(self, head: FrameHead, problems: list[Problem], *, entries: bool) -> Frame:
+        """Return the frame with its problems; without `entries`, an undamaged one has none."""
+        data, seed = self._data, self.seed(head.sequence)
+        start = head.position + self.head_bytes
+        stop = min(start + head.length, len(data))
+        end = head.position + self.frame_bytes(head.length)
+        if stop == start + head.length and crc32c(data[start:stop]) == head.crc:
+            found = _sound(data, start, stop) if entries else []
+            return Frame(head.sequence, head.synced, found, problems, seed, end)
+        found, bad = self._entries(start, stop, head.length, seed)
+        if not bad:
+            # Each entry is valid, but some belong to another commit: an earlier use left them at the same
+            # places.
+            reason = "its entries are not those of one commit"
+            bad.append(Problem(self._name, head.position, end - head.position, reason))
+        return Frame(head.sequence, head.synced, found, problems + bad, seed, end)
+
+    def _entries(
+        self, start: int, stop: int, length: int, seed: int
+    ) -> tuple[list[Entry], list[Problem]]:
+        """Return the entries of a damaged frame; with seeds, also those after a damaged entry header."""
+        data = self._data
+        entries: list[Entry] = []
+        problems: list[Problem] = []
+        position = start
+        while position + ENTRY_HEADER_BYTES <= stop:
+            entry, crc = _entry_at(data, position, seed)
+            end = stop
+            if entry is not None:
+                end = position + ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
+            if entry is None or end > stop or crc32c(entry.data) != crc:
+                following = None
+                if self.entries_are_seeded:
+                    following = _next_entry(data, position + 1, stop, seed, before=end)
+                if following is not None:
+                    # A payload never contains an entry: a header before one belongs to another place.
+                    size = following - position
+                    problems.append(Problem(self._name, position, size, _BAD_HEADER))
+                    position = following
+                    continue
+                if entry is None:
+                    break
+                lost = _LOST_AS.get(entry.kind, LOST)
+                entry = entry._replace(kind=lost, data=bytes(len(entry.data)))
+                reason = "an entry's data is damaged"
+                problems.append(Problem(self._name, position, end - position, reason, entry))
+            entries.append(entry)
+            position = end
+        if position < start + length:
+            # The content that was here is unknown.
+            rest = start + length - position
+            problems.append(Problem(self._name, position, rest, _BAD_HEADER))
+        return _without_copies(entries) if problems else entries, problems
+
+    def looks_begun(self, position: int, number: int) -> bool:
+        """True if an entry of the commit `number` is here, after an invalid frame head."""
+        start = position + self.head_bytes
+        fits = start + ENTRY_HEADER_BYTES <= len(self._data)
+        return fits and _entry_at(self._data, start, self.seed(number))[0] is not None
+
 
 class _Format1(_Format):
     """Finds frames of format 1."""
@@ -304,39 +360,6 @@ class _Format1(_Format):
         return None
 
 
-def _frame(
-    name: str,
-    data: memoryview,
-    format_: _Format,
-    head: FrameHead,
-    problems: list[Problem],
-    *,
-    entries: bool,
-) -> Frame:
-    start = head.position + format_.head_bytes
-    stop = min(start + head.length, len(data))
-    seed = format_.seed(head.sequence)
-    end = head.position + format_.frame_bytes(head.length)
-    if stop == start + head.length and crc32c(data[start:stop]) == head.crc:
-        found = _sound(data, start, stop) if entries else []
-        return Frame(head.sequence, head.synced, found, problems, seed, end)
-    found, bad = _entries(
-        name, data, start, stop, head.length, seed, resume=format_.entries_are_seeded
-    )
-    if not bad:
-        # Each entry is valid, but some belong to another commit: an earlier use left them at the same places.
-        reason = "its entries are not those of one commit"
-        bad.append(Problem(name, head.position, end - head.position, reason))
-    return Frame(head.sequence, head.synced, found, problems + bad, seed, end)
-
-
-def _looks_begun(data: memoryview, format_: _Format, position: int, number: int) -> bool:
-    """True if an entry of the next commit is here, after an invalid frame head."""
-    start = position + format_.head_bytes
-    found, _ = _entries("", data, start, len(data), 0, format_.seed(number), entries_max=1)
-    return bool(found)
-
-
 def _sound(data: memoryview, start: int, stop: int) -> list[Entry]:
     """Return the entries of a frame with a correct checksum."""
     entries: list[Entry] = []
@@ -353,54 +376,6 @@ def _sound(data: memoryview, start: int, stop: int) -> list[Entry]:
         # Same as `Entry(…)` but without its Python-level constructor: there are very many entries.
         entries.append(new(Entry, (kind, topic_id, offset, ordinal, count, ms, extra, body)))
     return entries
-
-
-def _entries(
-    name: str,
-    data: memoryview,
-    start: int,
-    stop: int,
-    length: int,
-    seed: int,
-    *,
-    resume: bool = False,
-    entries_max: int | None = None,
-) -> tuple[list[Entry], list[Problem]]:
-    """Return the entries of a damaged frame; with `resume`, also those after a damaged entry header."""
-    entries: list[Entry] = []
-    problems: list[Problem] = []
-    position = start
-    while position + ENTRY_HEADER_BYTES <= stop and len(entries) != entries_max:
-        entry, crc = _entry_at(data, position, seed)
-        if entry is None:
-            found = _next_entry(data, position + 1, stop, seed, stop) if resume else None
-            if found is None:
-                break
-            reason = "an entry's header is damaged"
-            problems.append(Problem(name, position, found - position, reason))
-            position = found
-            continue
-        size = ENTRY_HEADER_BYTES + len(entry.extra) + len(entry.data)
-        if position + size > stop or crc32c(entry.data) != crc:
-            inside = (
-                _next_entry(data, position + 1, stop, seed, position + size) if resume else None
-            )
-            if inside is not None:
-                # A payload never contains an entry: the header before it belongs to another place.
-                reason = "an entry's header is damaged"
-                problems.append(Problem(name, position, inside - position, reason))
-                position = inside
-                continue
-            lost = _LOST_AS.get(entry.kind, LOST)
-            entry = entry._replace(kind=lost, data=bytes(len(entry.data)))
-            problems.append(Problem(name, position, size, "an entry's data is damaged", entry))
-        entries.append(entry)
-        position += size
-    if position < start + length:
-        # The content that was here is unknown.
-        rest = start + length - position
-        problems.append(Problem(name, position, rest, "an entry's header is damaged"))
-    return _without_copies(entries) if problems else entries, problems
 
 
 def _without_copies(entries: list[Entry]) -> list[Entry]:
@@ -442,8 +417,6 @@ def _next_entry(data: memoryview, position: int, stop: int, seed: int, before: i
     """
     for match in _ENTRY_BEGIN.finditer(data, position, min(before + 1, stop)):
         begin = match.start()
-        if begin >= before:
-            return None
         if begin + ENTRY_HEADER_BYTES > stop:
             return None
         _, extra_bytes, data_bytes, *_ = ENTRY.unpack_from(data, begin)

@@ -13,10 +13,9 @@ import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
 from io import FileIO
 from pathlib import Path
-from typing import Self
 
 import msgspec
 from crc32c import crc32c
@@ -33,6 +32,7 @@ from headrace.log.catalogue.catalogue import (
 from headrace.log.catalogue.pages import Pages, row_key
 from headrace.log.catalogue.rows import (
     RENAMED_FORMAT,
+    RESERVED,
     BatchRow,
     CursorRow,
     DirectoryMeta,
@@ -59,13 +59,12 @@ from headrace.log.read.index import (
     name_in_header,
 )
 from headrace.log.recovery.frames import Frame, read_frames, read_header
-from headrace.model import ENVELOPE_PREFIXES, Durability, present_name
+from headrace.model import Durability, present_name
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
 _NEW_NAME = "catalogue.rebuilt.sqlite"
-_RESERVED = tuple(prefix.encode() for prefix in ENVELOPE_PREFIXES)
 
 
 def open_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Catalogue, bool]:
@@ -116,7 +115,7 @@ def _is_empty(layout: Layout) -> bool:
 
 def is_reserved(name: bytes) -> bool:
     """True if a topic of this name is a channel or a log of Logux."""
-    return name.startswith(_RESERVED)
+    return name.startswith(RESERVED)
 
 
 def check_unreserved(
@@ -174,17 +173,14 @@ def rebuild_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> Catalog
         row for topic_id in {*found.segments, *old.topics} if (row := _topic(topic_id, found, old))
     ]
     ordinary = found.ordinary | old.ordinary
+    named = {row.id: row.name for row in topics if row.id in ordinary}
+    topics = [row for row in topics if row.id not in ordinary]
     if not old.renamed:
         # The other topics have their present names already.
-        renamed = {row.id: row.name for row in topics if row.id not in ordinary}
-        named = {row.id: row.name for row in topics if row.id in ordinary}
         check_unreserved(layout, named, 0, old.meta.generation)
-        log_renamed(sum(map(is_reserved, renamed.values())))
-    topics = [row for row in topics if row.id not in ordinary]
-    kept: dict[bytes, TopicRow] = {}
-    for row in sorted(topics):
-        # If a name has two lives, the earlier one was destroyed, and its files were not deleted in time.
-        kept[row.name] = row
+        log_renamed(sum(is_reserved(row.name) for row in topics))
+    # If a name has two lives, the earlier one was destroyed, and its files were not deleted in time.
+    kept = {row.name: row for row in sorted(topics)}
     ids = {row.id for row in kept.values()}
     segments = [row for topic_id in ids for row in found.segments.get(topic_id, ())]
     reports += _set_aside_segments(layout, disk, {(row.topic_id, row.base) for row in segments})
@@ -248,8 +244,7 @@ class _Salvage:
         self.producers: dict[tuple[bytes, bytes], ProducerRow] = {}
         self.notes: dict[bytes, NoteRow] = {}
         self.batches: dict[tuple[bytes, int], BatchRow] = {}
-        self.stale_batches: list[BatchRow] = []
-        """Batches that only the backup has, and that were not completely appended when it was made."""
+        stale: list[tuple[bytes, int]] = []
         origins = []
         files = ((FILE_NAME, "the damaged file"), (BACKUP_NAME, "the backup"))
         formats = [_format(layout, name) for name, _ in files]
@@ -261,36 +256,29 @@ class _Salvage:
             # topics are made.
             is_old = (format_ or max(filter(None, formats), default=0)) < RENAMED_FORMAT
             is_old &= format_ is not None or not self.renamed
-            with _Old(layout.root, name, is_old=is_old) as old:
+            with closing(_Old(layout.root, name, is_old=is_old)) as old:
                 rows = {row.id: row for row in old.rows(TopicRow)}
                 self.ordinary |= old.ordinary
+                batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
                 if name == BACKUP_NAME:
                     self.backed_up = rows
+                    # A batch without staged files was appended since the backup was made.
+                    batches = {key: row for key, row in batches.items() if _is_staged(layout, row)}
+                    stale = [key for key, row in batches.items() if row.file < row.files]
                 else:
                     self.topics = rows
+                    stale = [key for key in stale if key not in batches]
+                self.batches |= batches
                 self.tombstones += old.rows(TombstoneRow)
                 self.cursors |= {(row.name, row.reader): row for row in old.rows(CursorRow)}
                 self.producers |= {(row.name, row.producer): row for row in old.rows(ProducerRow)}
                 self.notes |= {row.key: row for row in old.rows(NoteRow)}
-                batches = {(row.producer, row.number): row for row in old.rows(BatchRow)}
-                self._take_batches(layout, batches, backup=name == BACKUP_NAME)
                 self.meta = old.meta() or self.meta
                 if old.has_rows:
                     origins.append(origin)
         self.origin = "from " + " and ".join(origins) if origins else "lost"
-
-    def _take_batches(
-        self, layout: Layout, found: dict[tuple[bytes, int], BatchRow], *, backup: bool
-    ) -> None:
-        if backup:
-            # A batch without staged files was appended since the backup was made.
-            self.batches = {key: row for key, row in found.items() if _is_staged(layout, row)}
-            self.stale_batches = [row for row in self.batches.values() if row.file < row.files]
-            return
-        self.batches |= found
-        self.stale_batches = [
-            row for row in self.stale_batches if (row.producer, row.number) not in found
-        ]
+        self.stale_batches = [self.batches[key] for key in stale]
+        """Batches that only the backup has, and that were not completely appended when it was made."""
 
     def destroyed(self, name: bytes, epoch: int) -> bool:
         return any(row.name == name and row.epoch >= epoch for row in self.tombstones)
@@ -300,7 +288,7 @@ def _format(layout: Layout, name: str) -> int | None:
     """Return the format of a catalogue that may be damaged; None if the format is not known."""
     if not (layout.root / name).exists():
         return None
-    with _Old(layout.root, name, is_old=False) as old:
+    with closing(_Old(layout.root, name, is_old=False)) as old:
         meta = old.meta()
         return meta.format if meta is not None else None
 
@@ -318,10 +306,7 @@ class _Old:
         with suppress(DamagedCatalogueError):
             self._catalogue = Catalogue.open(root, name=name)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         if self._catalogue is not None:
             self._catalogue.close()
 
@@ -375,8 +360,8 @@ class _Found:
                     self.renamed = True
                 elif is_reserved(name_in_header(data)):
                     self.ordinary.add(file.topic_id)
-                known = self.headers.get(file.topic_id)
-                if known is None or known.base < header.base:
+                known = self.headers.setdefault(file.topic_id, header)
+                if known.base < header.base:
                     self.headers[file.topic_id] = header
             if segment is not None:
                 self.segments[file.topic_id].append(segment)
@@ -394,18 +379,10 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
     if salvaged is None:
         if header is None or not segments or old.destroyed(header.name.encode(), header.epoch):
             return None
-        first = segments[0]
-        salvaged = TopicRow(
-            id=topic_id,
-            name=header.name.encode(),
-            epoch=header.epoch,
-            durability=Durability.SYNCED.value.encode(),
-            start_offset=first.base,
-            start_ordinal=first.first_ordinal,
-            end_offset=first.base,
-            end_ordinal=first.first_ordinal,
-            last_ms=first.first_ms,
-        )
+        # The segments tell the topic's start and end.
+        durability, ms = Durability.SYNCED.value.encode(), segments[0].first_ms
+        name = header.name.encode()
+        salvaged = TopicRow(topic_id, name, header.epoch, durability, 0, 0, 0, 0, ms)
     if not segments:
         return salvaged
     first, last = segments[0], segments[-1]

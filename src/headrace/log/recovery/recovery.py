@@ -72,8 +72,8 @@ def recover(
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
             scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=True)
         reports += scan.reports
-        for path, problem in scan.damages:
-            quarantine(layout, disk, path, problem)
+        for problem in scan.damages:
+            quarantine(layout, disk, layout.journal / problem.file, problem)
         if scan.lost_unknown:
             # This is recorded before anything is applied, so that an interrupted start does not forget it.
             with catalogue.transaction():
@@ -84,8 +84,8 @@ def recover(
         applier = Applier(disk, layout, catalogue, rule)
         names = scan.names()
         with _collector_paused():
-            for path in scan.paths:
-                reports += applier.apply(scan.entries(path), scan.last_of(path), names)
+            for path, last in scan.paths.items():
+                reports += applier.apply(scan.entries(path), last, names)
         applier.clear_batches()
         remove_unfinished(layout, disk)
         with catalogue.transaction():
@@ -227,11 +227,9 @@ def _rows_from_records(path: Path, rest: SegmentRow, base: int) -> list[Row]:
     records. Otherwise some of the bytes are damaged, and runs that could be zeros are not taken for records.
     """
     with FileIO(path) as file:
-        rows = list(
-            rows_of_records(
-                rest, lambda at, length: read_patiently(file.fileno(), length, at - base)[0]
-            )
-        )
+        fd = file.fileno()
+        found = rows_of_records(rest, lambda at, size: read_patiently(fd, size, at - base)[0])
+        rows = list(found)
     if rows and (rows[-1].end, rows[-1].end_ordinal) != (rest.end, rest.end_ordinal):
         while rows and rows[-1].length == rows[-1].record_count * RECORD_HEADER_BYTES:
             rows.pop()
@@ -253,24 +251,27 @@ def _jump(
     `proven` topics are not affected: an entry after the damage shows where they end.
     """
     now_ms = int(time.time() * 1000)
-    before = [
-        row
-        for row in catalogue.topics()
-        if row.id not in proven
-        and (durability is None or row.durability == durability.value.encode())
-    ]
-    topics = [
-        _jumped(row, now_ms, by, empty=catalogue.last_segment(row.id) is None) for row in before
-    ]
+    topics: list[TopicRow] = []
+    epochs: dict[tuple[bytes, int], int] = {}
+    for row in catalogue.topics():
+        if row.id in proven or (durability and row.durability != durability.value.encode()):
+            continue
+        epoch, end, ordinal = max(row.epoch + 1, now_ms), row.end_offset + by, row.end_ordinal + by
+        jumped = row._replace(epoch=epoch, end_offset=end, end_ordinal=ordinal)
+        if catalogue.last_segment(row.id) is None:
+            jumped = jumped._replace(start_offset=end, start_ordinal=ordinal)
+        topics.append(jumped)
+        epochs[row.name, row.epoch] = epoch
     catalogue.put(topics)
-    _take_cursors_along(catalogue, before, topics)
+    # The cursors of these topics get the new epoch: their offsets still mean the same records.
+    cursors = [row for row in catalogue.cursors() if (row.name, row.epoch) in epochs]
+    catalogue.put([row._replace(epoch=epochs[row.name, row.epoch]) for row in cursors])
     if durability is None:
-        graves = list(catalogue.tombstones())
         meta = catalogue.meta()
         catalogue.put(
             [
                 row._replace(end_offset=row.end_offset + by, end_ordinal=row.end_ordinal + by)
-                for row in graves
+                for row in catalogue.tombstones()
             ]
         )
         floor = max([meta.floor_offset, *(row.end_offset for row in topics)]) + by
@@ -283,31 +284,6 @@ def _jump(
         reports.append(f"topics with unknown names start at offset {floor} after {why}")
     if topics:
         reports.append(f"{len(topics)} topics continue with a new epoch after {why}")
-
-
-def _take_cursors_along(
-    catalogue: Catalogue, before: list[TopicRow], topics: list[TopicRow]
-) -> None:
-    """Give the new epoch to cursors of the topics that jump: their offsets still mean the same records."""
-    epochs = {(old.name, old.epoch): new.epoch for old, new in zip(before, topics, strict=True)}
-    catalogue.put(
-        [
-            row._replace(epoch=epochs[row.name, row.epoch])
-            for row in catalogue.cursors()
-            if (row.name, row.epoch) in epochs
-        ]
-    )
-
-
-def _jumped(row: TopicRow, now_ms: int, by: int, *, empty: bool) -> TopicRow:
-    row = row._replace(
-        epoch=max(row.epoch + 1, now_ms),
-        end_offset=row.end_offset + by,
-        end_ordinal=row.end_ordinal + by,
-    )
-    if empty:
-        row = row._replace(start_offset=row.end_offset, start_ordinal=row.end_ordinal)
-    return row
 
 
 def _note_durabilities(catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:

@@ -38,7 +38,7 @@ class JournalScan:
         self._meta = meta
         self.reports: list[str] = []
         """Descriptions of the findings, for an operator."""
-        self.damages: list[tuple[Path, Problem]] = []
+        self.damages: list[Problem] = []
         self.harmless: list[Problem] = []
         """Damage that loses nothing."""
         self.unfinished: list[Problem] = []
@@ -48,17 +48,14 @@ class JournalScan:
         self._lost_through = 0
         """Last commit with lost entries whose topics are unknown."""
         found = {path: read_header(path, meta.generation) for path in layout.journal_files()}
-        self.missing_files = sorted(
-            set(meta.journal_files) - {path.name for path in found}
-            if not meta.clean and not rebuilt
-            else ()
-        )
+        named = meta.journal_files if not meta.clean and not rebuilt else {}
+        self.missing_files = sorted(named.keys() - {path.name for path in found})
         """Missing files that may have held commits that are not applied."""
-        self._files = _unapplied(found, meta)
-        self.untrusted = [file.path for file in self._files if file.is_untrusted]
+        files = _unapplied(found, meta)
+        self.untrusted = [file.path for file in files if file.is_untrusted]
         """Files that hold data of unknown origin."""
-        self._files = [file for file in self._files if not file.is_untrusted]
-        self.spent = [file.path for file in self._files if file.unreadable or not file.has_header]
+        self._files = [file for file in files if not file.is_untrusted]
+        self.spent = [file.path for file in self._files if file.is_spent]
         """Files that are not used again: the disk cannot read parts of them, or they have no header."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
@@ -80,8 +77,8 @@ class JournalScan:
         """True if the catalogue is older than the journal, and the journal begins after its end."""
         for file in self._files:
             self._judge(file, numbers)
-        self._judge_ends(missing)
-        self._judge_whole(missing)
+        self._judge_ends()
+        self._judge_whole()
 
     def _is_ahead(self, headers: list[journal.JournalHeader], first: int) -> bool:
         """True if the missing frames were applied: the header of a recycled file shows that."""
@@ -89,7 +86,7 @@ class JournalScan:
             return True
         # Files of format 1 have no such field.
         old = not self._meta.generation
-        return old and not any(file.covers(first) for file in self._files)
+        return old and not any(file.first <= first <= file.last for file in self._files)
 
     @property
     def missing_count(self) -> int:
@@ -97,13 +94,10 @@ class JournalScan:
 
     def names(self) -> dict[int, Name]:
         """Return names of topics created in the journal, by number; empty unless something is damaged."""
-        found: dict[int, Name] = {}
         if not self.damages and not self.unfinished and not self.lost_unknown:
-            return found
-        for path in self.paths:
-            for entry in self.entries(path):
-                found |= {name.topic_id: name for name in names_in(entry)}
-        return found
+            return {}
+        entries = (entry for path in self.paths for entry in self.entries(path))
+        return {name.topic_id: name for entry in entries for name in names_in(entry)}
 
     @property
     def lost_unknown(self) -> bool:
@@ -111,32 +105,24 @@ class JournalScan:
         return self._lost_through > 0
 
     @property
-    def paths(self) -> list[Path]:
-        """Files with commits to apply, in order."""
-        return [file.path for file in self._files if file.last > self._meta.applied]
-
-    def last_of(self, path: Path) -> int:
-        return next(file.last for file in self._files if file.path == path)
+    def paths(self) -> dict[Path, int]:
+        """Files with commits to apply, in order, with the number of the last commit in each."""
+        return {file.path: file.last for file in self._files if file.last > self._meta.applied}
 
     def entries(self, path: Path) -> Iterator[journal.Entry]:
         """Yield everything to apply: valid entries, and markers for entries that are known to be lost."""
         for item in read_frames(path, generation=self._meta.generation):
             if isinstance(item, Frame) and item.sequence > self._meta.applied:
                 losses = any(not problem.harmless for problem in item.problems)
-                entries: Iterator[journal.Entry] = iter(item.entries)
+                entries = item.entries
                 if losses and item.sequence > self._vouched:
-                    entries = _without_gaps(item, self._meta.next_topic_id)
+                    entries = list(_without_gaps(item, self._meta.next_topic_id))
                 elif item.sequence < self._outdated:
-                    entries = (entry for entry in item.entries if entry.kind not in _NOTES)
+                    entries = [entry for entry in entries if entry.kind not in _NOTES]
                 if self._lost_through and item.sequence > self._lost_through:
-                    entries = self._proving(entries)
+                    appends = (journal.APPEND, journal.LOST)
+                    self.proven |= {entry.topic_id for entry in entries if entry.kind in appends}
                 yield from entries
-
-    def _proving(self, entries: Iterator[journal.Entry]) -> Iterator[journal.Entry]:
-        for entry in entries:
-            if entry.kind in (journal.APPEND, journal.LOST):
-                self.proven.add(entry.topic_id)
-            yield entry
 
     def _judge(self, file: "_File", numbers: set[int]) -> None:
         applied = self._meta.applied
@@ -146,26 +132,25 @@ class JournalScan:
             number = before + 1
             # A commit that another file holds was not here: only leftovers of an earlier use look like it.
             if number > applied and number not in numbers:
-                self._bad(file, number, problem)
+                self._bad(number, problem)
         for number, problem in file.bad_entries:
             if number > applied:
-                self._bad(file, number, problem)
+                self._bad(number, problem)
 
-    def _judge_ends(self, missing: list[range]) -> None:
+    def _judge_ends(self) -> None:
         """Keep the remains of frames at the end of a file that have no valid part."""
         for file, after in pairwise(self._files):
-            if any(gap[0] < after.first and file.last < gap[-1] for gap in missing):
+            if any(gap[0] < after.first and file.last < gap[-1] for gap in self.missing):
                 rest = load(file.path).data[file.end :]
                 length = max(len(bytes(rest).rstrip(b"\0")), journal.BLOCK_BYTES)
-                problem = Problem(file.path.name, file.end, length, "frames are damaged")
-                self.damages.append((file.path, problem))
+                self.damages.append(Problem(file.path.name, file.end, length, "frames are damaged"))
 
-    def _judge_whole(self, missing: list[range]) -> None:
-        if missing:
-            self._lost_through = max(self._lost_through, missing[-1][-1])
+    def _judge_whole(self) -> None:
+        if self.missing:
+            first, last = self.missing[0][0], self.missing[-1][-1]
+            self._lost_through = max(self._lost_through, last)
             self.reports.append(
-                f"journal: {self.missing_count} commits from number {missing[0][0]} on are missing: "
-                "damage"
+                f"journal: {self.missing_count} commits from number {first} on are missing: damage"
             )
         if self.missing_files or self.untrusted:
             self._lost_through = sys.maxsize
@@ -177,19 +162,17 @@ class JournalScan:
                 "the file is kept in quarantine"
             )
 
-    def _bad(self, file: "_File", number: int, problem: Problem) -> None:
+    def _bad(self, number: int, problem: Problem) -> None:
         if problem.harmless:
             self._harmless(problem, number)
-            return
-        damage = number <= self._vouched or problem.reason == CUT
-        if damage:
-            self.damages.append((file.path, problem))
+        elif number <= self._vouched or problem.reason == CUT:
+            self.damages.append(problem)
             if problem.entry is None:
                 self._lost_through = max(self._lost_through, number)
+            self._report(problem, "damage: kept in quarantine")
         else:
             self.unfinished.append(problem)
-        verdict = "damage: kept in quarantine" if damage else "never acknowledged: dropped"
-        self._report(problem, verdict)
+            self._report(problem, "never acknowledged: dropped")
 
     def _harmless(self, problem: Problem, number: int) -> None:
         if self.machine_crashed and number > self._vouched:
@@ -220,10 +203,9 @@ class _File:
         """Bad entries, each with the number of its commit."""
         self.end = 0
         """Place in the file where the last frame ends."""
-        self.has_header = header is not None
         before = header.first - 1 if header is not None else 0
         loaded = load(path)
-        self.unreadable = loaded.unreadable
+        self.is_spent = loaded.unreadable or header is None
         for item in read_frames(path, entries=False, generation=meta.generation, loaded=loaded):
             if isinstance(item, Frame):
                 self.sequences.append(item.sequence)
@@ -241,10 +223,6 @@ class _File:
             first = self.first - 1
             self.bad_frames = [(before or first - 1, one) for before, one in self.bad_frames]
         self.is_untrusted = header is None and self.last <= meta.applied
-
-    def covers(self, number: int) -> bool:
-        """True if this commit, though missing, was in this file."""
-        return self.first <= number <= self.last
 
 
 def _unapplied(

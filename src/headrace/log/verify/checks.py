@@ -13,9 +13,9 @@ a batch are not part of the log yet: the producer that uploaded them has the rec
 
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -103,11 +103,6 @@ class Findings:
                 return
         self.damages.append(Damage(file, reason, self.topic, part))
 
-    def add(self, other: "Findings") -> None:
-        self.damages += other.damages
-        for part in other.ranges:
-            self.good(part)
-
 
 def _join(first: VerifiedRange, second: VerifiedRange) -> VerifiedRange | None:
     if (first.end, first.end_ordinal) != (second.offset, second.ordinal):
@@ -120,8 +115,6 @@ Advance = Callable[[int], None]
 
 
 class SegmentWork(NamedTuple):
-    """A segment to check, and its topic."""
-
     topic: TopicRow
     segment: SegmentRow
 
@@ -153,9 +146,10 @@ class SegmentCheck(Findings):
 
     def run(self, advance: Advance) -> None:
         segment = self.segment
-        with ExitStack() as stack:
-            index = stack.enter_context(_File(self._path.with_suffix(".idx")))
-            log = stack.enter_context(_File(self._path))
+        with (
+            closing(_File(self._path.with_suffix(".idx"))) as index,
+            closing(_File(self._path)) as log,
+        ):
             if log.missing:
                 rest = self._until(segment.end, segment.end_ordinal)
                 self.bad(self._log, "the file is missing", rest)
@@ -205,10 +199,8 @@ class SegmentCheck(Findings):
             self.bad(self._index, "the header does not agree with the catalogue")
             self._foreign = said[:2] != (topic.id, segment.base)
         elif header.epoch > topic.epoch:
-            self.bad(
-                self._index,
-                f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}",
-            )
+            reason = f"the header's epoch {header.epoch} is after the catalogue's {topic.epoch}"
+            self.bad(self._index, reason)
 
     def _check_place(self, offset: int, ordinal: int) -> None:
         """Check that the next run, or the segment's end, begins where the last run ended."""
@@ -252,10 +244,11 @@ def join_segments(topic: TopicRow, checks: Sequence[SegmentCheck]) -> Findings:
         elif segment.base == offset and segment.first_ordinal != ordinal:
             found.bad("catalogue", "the topic's first ordinal is not its first segment's")
         if segment.first_ms < ms or check.epoch < epoch:
-            found.bad(
-                "catalogue", f"the segment at offset {segment.base} is older than the one before it"
-            )
-        found.add(check)
+            reason = f"the segment at offset {segment.base} is older than the one before it"
+            found.bad("catalogue", reason)
+        found.damages += check.damages
+        for part in check.ranges:
+            found.good(part)
         offset, ordinal = segment.end, segment.end_ordinal
         ms, epoch = segment.last_ms, check.epoch
     _check_gap(found, offset, ordinal, topic.end_offset, topic.end_ordinal)
@@ -296,24 +289,16 @@ class _File:
     """A file that is read forwards in blocks. Treats an unreadable place as the end of the file."""
 
     def __init__(self, path: Path) -> None:
-        try:
+        self._fd, self._size = -1, 0
+        with suppress(FileNotFoundError):
             self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             self._size = os.fstat(self._fd).st_size
-        except FileNotFoundError:
-            self._fd = -1
-            self._size = 0
+        self.missing = self._fd < 0
         self._at = 0
         self._block = b""
 
-    @property
-    def missing(self) -> bool:
-        return self._fd < 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._fd >= 0:
+    def close(self) -> None:
+        if not self.missing:
             os.close(self._fd)
 
     def read(self, position: int, length: int) -> bytes:
@@ -347,14 +332,12 @@ def check_staged(
                 path = layout.staged_file(name)
                 blocks = read_staged(path, position, file.size, _STAGED_BYTES)
                 for what, _ in blocks:
-                    # A server may have appended and deleted the file meanwhile.
-                    if isinstance(what, Damaged) and not _is_past(now(row), number):
-                        yield Damage(f"staged/{name}", what.reason)
+                    if isinstance(what, Damaged):
+                        present = now(row)
+                        # A server may have appended and deleted the file meanwhile.
+                        if present is not None and present.file <= number:
+                            yield Damage(f"staged/{name}", what.reason)
                 position = blocks[-1].next
-
-
-def _is_past(row: BatchRow | None, file: int) -> bool:
-    return row is None or row.file > file
 
 
 class Life(Findings):
@@ -377,8 +360,6 @@ class JournalCheck:
     """
 
     def __init__(self, layout: Layout, catalogue: Catalogue) -> None:
-        self.damages: list[Damage] = []
-        """Damage that belongs to no known topic; the damage of topics is in `lives`."""
         self.lives: dict[int, Life] = {}
         """Topics that the journal mentions, by number."""
         self._nameless: dict[int, Damage] = {}
@@ -387,20 +368,18 @@ class JournalCheck:
         scan = JournalScan(layout, catalogue.meta(), journal.boot_id())
         self.unfinished = [_damage(problem) for problem in scan.unfinished]
         """Writes that were not finished, and so were never acknowledged."""
-        self.damages += [_damage(problem) for _, problem in scan.damages if not problem.entry]
-        self.damages += map(_damage, scan.harmless)
-        self.damages += [
-            Damage(f"journal/{name}", "the file is missing") for name in scan.missing_files
+        unknown = "neither copy of the file's header can be read"
+        self.damages = [
+            *(_damage(problem) for problem in scan.damages if not problem.entry),
+            *map(_damage, scan.harmless),
+            *(Damage(f"journal/{name}", "the file is missing") for name in scan.missing_files),
+            *(Damage(f"journal/{path.name}", unknown) for path in scan.untrusted),
         ]
-        self.damages += [
-            Damage(f"journal/{path.name}", "neither copy of the file's header can be read")
-            for path in scan.untrusted
-        ]
+        """Damage that belongs to no known topic; the damage of topics is in `lives`."""
         if scan.missing:
             count, first, last = scan.missing_count, scan.missing[0][0], scan.missing[-1][-1]
-            self.damages.append(
-                Damage("journal", f"{count} commits from {first} to {last} are missing")
-            )
+            reason = f"{count} commits from {first} to {last} are missing"
+            self.damages.append(Damage("journal", reason))
         names = scan.names()
         for path in scan.paths:
             for entry in scan.entries(path):
@@ -423,8 +402,8 @@ class JournalCheck:
             self._gathered.add(entry)
         elif entry.extra and entry.kind in (journal.APPEND, journal.LOST, journal.ADVANCE):
             self._gathered.add(entry._replace(kind=journal.ADVANCE))
-        for name in names_in(entry):
-            self._name(name)
+        for made in names_in(entry):
+            self._name(made)
         if entry.kind == journal.LOST_NAMES:
             self.damages.append(Damage(file, "names of topics are damaged"))
         elif entry.kind in (journal.APPEND, journal.LOST):
@@ -435,12 +414,11 @@ class JournalCheck:
                 self._name(names[entry.topic_id])
                 life = self._life(entry.topic_id)
             if life is None:
-                life = self.lives[entry.topic_id] = Life(
-                    nameless(entry.topic_id).decode(), entry.ms, entry.offset, entry.ordinal, 0
-                )
-                self._nameless[entry.topic_id] = Damage(
-                    file, f"the name of topic number {entry.topic_id} is lost"
-                )
+                name = nameless(entry.topic_id).decode()
+                life = Life(name, entry.ms, entry.offset, entry.ordinal, 0)
+                self.lives[entry.topic_id] = life
+                reason = f"the name of topic number {entry.topic_id} is lost"
+                self._nameless[entry.topic_id] = Damage(file, reason)
             _follow_append(file, life, entry)
         elif entry.kind == journal.LOST_NOTE:
             key = msgspec.msgpack.decode(entry.extra, type=NoteEntry).key
@@ -452,9 +430,8 @@ class JournalCheck:
         life = self._life(made.topic_id)
         if life is None:
             # The first records of a topic may still have the time of its previous life, so the time is 0.
-            self.lives[made.topic_id] = Life(
-                made.name.decode(), made.epoch, made.offset, made.ordinal, 0
-            )
+            life = Life(made.name.decode(), made.epoch, made.offset, made.ordinal, 0)
+            self.lives[made.topic_id] = life
         elif self._nameless.pop(made.topic_id, None):
             life.name, life.epoch = made.name.decode(), made.epoch
 

@@ -36,7 +36,6 @@ from headrace.log.store import Lag
 from headrace.log.verify.checks import (
     CheckSegments,
     Damage,
-    Findings,
     JournalCheck,
     Life,
     SegmentCheck,
@@ -45,7 +44,7 @@ from headrace.log.verify.checks import (
     check_staged,
     join_segments,
 )
-from headrace.model import Position, Span, check_topic_name
+from headrace.model import Position, check_topic_name
 
 Progress = Callable[[int, int], None]
 """Called with the number of checked bytes of segments, and their total."""
@@ -231,21 +230,21 @@ class _Check:
             if row is None:
                 if life is None or life.destroyed:
                     return None
-                return _report(life, name=life.name, epoch=life.epoch, journal_records=life.records)
+                # The topic is only in the journal.
+                row = TopicRow(topic_id, life.name.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
+                return _topic_report(row, [], life)
             for segment in segments:
                 if segment not in checks:
-                    check = self._checks.pop(segment, None) or self._check(row, segment)
+                    check = self._checks.pop(segment, None)
+                    if check is None:
+                        check = SegmentCheck(self._layout, row, segment)
+                        check.run(self._advance)
                     if check.damages and self._is_gone(segment):
                         break
                     checks[segment] = check
             else:
                 return _topic_report(row, [checks[segment] for segment in segments], life)
         return None
-
-    def _check(self, row: TopicRow, segment: SegmentRow) -> SegmentCheck:
-        check = SegmentCheck(self._layout, row, segment)
-        check.run(self._advance)
-        return check
 
     def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
         with self._view.snapshot():
@@ -286,47 +285,26 @@ def _topic_report(row: TopicRow, checks: list[SegmentCheck], life: Life | None) 
     before = found.records
     if life is not None:
         # The catalogue was read after the journal, and may already hold some of the journal's records.
+        begin, ordinal = row.end_offset, row.end_ordinal
         for part in life.ranges:
-            if part.end > row.end_offset:
-                clipped = part.offset < row.end_offset
-                found.good(
-                    VerifiedRange(row.end_offset, part.end, row.end_ordinal, part.end_ordinal)
-                    if clipped
-                    else part
-                )
+            if part.offset >= begin:
+                found.good(part)
+            elif part.end > begin:
+                found.good(VerifiedRange(begin, part.end, ordinal, part.end_ordinal))
         found.damages += life.damages
-    return _report(
-        found,
-        name=row.name.decode(),
-        epoch=row.epoch,
-        end=(row.end_offset, row.end_ordinal),
-        segments=len(checks),
-        journal_records=found.records - before,
-    )
-
-
-def _report(
-    found: Findings,
-    *,
-    name: str,
-    epoch: int,
-    end: tuple[int, int] = (0, 0),
-    segments: int = 0,
-    journal_records: int,
-) -> TopicReport:
-    """Build the report; `end` is the catalogue's end of the topic, which may be out of date."""
+    end = (row.end_offset, row.end_ordinal)
     if found.ranges:
         end = max(end, (found.ranges[-1].end, found.ranges[-1].end_ordinal))
     return TopicReport(
-        name=name,
-        epoch=epoch,
+        name=row.name.decode(),
+        epoch=row.epoch,
         ranges=found.ranges,
         end=end[0],
         end_ordinal=end[1],
         records=found.records,
         bytes=found.bytes,
-        segments=segments,
-        journal_records=journal_records,
+        segments=len(checks),
+        journal_records=found.records - before,
         damages=found.damages,
     )
 
@@ -368,17 +346,21 @@ def inspect_topic(data_dir: Path, name: str) -> dict[str, Any]:
         if row is None:
             raise UnknownTopicError(f"there is no topic {name!r} in the segments of {data_dir}")
         segments = view.segments(row.id)
-        kept = _kept(view, row)
-        cursors = [
-            _cursor(row, cursor, _kept(view, row, cursor))
-            for cursor in sorted(view.cursors(encoded))
-        ]
+        start = Position(row.epoch, row.start_offset, row.start_ordinal)
+        end = Position(row.epoch, row.end_offset, row.end_ordinal)
+        kept = view.stored(row.id, start, end)
+        cursors = []
+        for cursor in sorted(view.cursors(encoded)):
+            at = Position(cursor.epoch, cursor.offset, cursor.ordinal)
+            offset, ordinal = max(start.offset, at.offset), max(start.ordinal, at.ordinal)
+            behind = view.stored(row.id, Position(row.epoch, offset, ordinal), end)
+            cursors.append(_cursor(cursor, at, Lag.of(at, start, behind)))
     return {
         "name": name,
         "epoch": row.epoch,
         "durability": row.durability.decode(),
-        "start": {"offset": row.start_offset, "ordinal": row.start_ordinal},
-        "end": {"offset": row.end_offset, "ordinal": row.end_ordinal},
+        "start": {"offset": start.offset, "ordinal": start.ordinal},
+        "end": {"offset": end.offset, "ordinal": end.ordinal},
         "records": kept.records,
         "bytes": kept.bytes,
         "last_ms": row.last_ms,
@@ -398,17 +380,7 @@ def _segment(layout: Layout, segment: SegmentRow) -> dict[str, Any]:
     return {**segment_info(segment)._asdict(), "epoch": epoch}
 
 
-def _kept(view: Catalogue, topic: TopicRow, after: CursorRow | None = None) -> Span:
-    offset, ordinal = topic.start_offset, topic.start_ordinal
-    if after is not None:
-        offset, ordinal = max(offset, after.offset), max(ordinal, after.ordinal)
-    end = Position(topic.epoch, topic.end_offset, topic.end_ordinal)
-    return view.stored(topic.id, Position(topic.epoch, offset, ordinal), end)
-
-
-def _cursor(topic: TopicRow, cursor: CursorRow, behind: Span) -> dict[str, Any]:
-    at = Position(cursor.epoch, cursor.offset, cursor.ordinal)
-    lag = Lag.of(at, Position(topic.epoch, topic.start_offset, topic.start_ordinal), behind)
+def _cursor(cursor: CursorRow, at: Position, lag: Lag) -> dict[str, Any]:
     return {
         "reader": cursor.reader.decode(),
         **at._asdict(),
