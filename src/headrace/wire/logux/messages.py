@@ -100,7 +100,7 @@ _pack_json = msgspec.json.Encoder().encode
 _pack_msgpack = msgspec.msgpack.Encoder().encode
 
 
-def encode(message: Sequence[Any], *, binary: bool) -> bytes:
+def encode(message: Sequence[Any] | Mapping[str, Any], *, binary: bool) -> bytes:
     """Encode a message in a server's WebSocket frame."""
     opcode = websocket.BINARY if binary else websocket.TEXT
     return websocket.frame(pack(message, binary=binary), opcode)
@@ -379,7 +379,7 @@ def _is_node(value: Any) -> bool:
 
 def _is_short(value: Any) -> bool:
     """True for a number that JavaScript writes without an exponent."""
-    return (type(value) is int or type(value) is float) and abs(value) < _SHORT_MAX
+    return _is_number(value) and abs(value) < _SHORT_MAX
 
 
 def client_of(node: str) -> str:
