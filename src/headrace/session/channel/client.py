@@ -100,21 +100,15 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         if name in self._channels:
             raise LocalProtocolError(f"channel {name!r} is joined already")
         sends = Sends(self._queue_max, self._queue_bytes_max)
-        channel = ClientChannel(
-            name,
-            receive,
-            self._poll_interval_s,
-            sends,
-            from_state=from_state,
-            lease_s=lease_s,
+        channel = self._channels[name] = ClientChannel(
+            name, receive, self._poll_interval_s, sends, from_state=from_state, lease_s=lease_s
         )
-        self._channels[name] = channel
         if self._is_open:
             channel.opened()
 
     def leave(self, name: str) -> None:
         """End the membership; `LeftChannel` reports that it has ended."""
-        self._channel(name).leave()
+        self._channel(name).is_leaving = True
 
     def part(self, name: str) -> None:
         """Stop receiving from a channel, and stay a member: the server keeps the messages.
@@ -152,7 +146,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
 
     def more(self, name: str) -> None:
         """Ask for more messages, if they have to be asked for: the application has taken all it received."""
-        self._channel(name).more()
+        self._channel(name).is_hungry = True
 
     def has_room(self, name: str) -> bool:
         """True if `send` would accept a message now."""
