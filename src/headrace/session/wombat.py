@@ -17,8 +17,9 @@ Wombat's own rules are here:
 """
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from headrace.errors import LocalProtocolError
 from headrace.model import RefusedPublish
@@ -314,7 +315,7 @@ class Numbers:
     __slots__ = ("_highest", "_order", "_topics", "bytes")
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self._topics: defaultdict[str, _Topic] = defaultdict(_Topic)
         self._highest = -1
         """Highest unwrapped number of all topics."""
         self._order: deque[tuple[str, int, float]] = deque()
@@ -346,7 +347,7 @@ class Numbers:
 
         Returns the last number, unwrapped.
         """
-        known = self._topic(topic)
+        known = self._topics[topic]
         last = first + (numbers[-1] - numbers[0]) % _NUMBERS
         shift = first - numbers[0]
         if last - first == len(numbers) - 1:
@@ -361,7 +362,7 @@ class Numbers:
 
     def add(self, topic: str, number: int, record: bytes, now: float) -> bool:
         """Add one publish with an unwrapped number. Returns False if it is a repeat."""
-        known = self._topic(topic)
+        known = self._topics[topic]
         if known.has(number, record):
             return False
         place = bisect_right(known.starts, number)
@@ -386,12 +387,6 @@ class Numbers:
             if not known.starts:
                 del self._topics[topic]
 
-    def _topic(self, name: str) -> "_Topic":
-        known = self._topics.get(name)
-        if known is None:
-            known = self._topics[name] = _Topic()
-        return known
-
     def _came(self, topic: str, records: Sequence[bytes], now: float) -> None:
         size = RECORD_OVERHEAD_BYTES * len(records) + sum(map(len, records))
         self._order.append((topic, size, now))
@@ -402,15 +397,13 @@ _Batch = tuple[Sequence[int], int, Sequence[bytes], bool]
 """Numbers, the shift that unwraps them, records, and whether they were ahead: such batches do not overlap."""
 
 
+@dataclass(slots=True)
 class _Topic:
-    __slots__ = ("batches", "highest", "starts")
-
-    def __init__(self) -> None:
-        self.highest = -1
-        self.starts: list[int] = []
-        """First number of each batch."""
-        self.batches: list[_Batch] = []
-        """Batches in the order of their first numbers."""
+    highest: int = -1
+    starts: list[int] = field(default_factory=list)
+    """First number of each batch."""
+    batches: list[_Batch] = field(default_factory=list)
+    """Batches in the order of their first numbers."""
 
     def has(self, number: int, record: bytes) -> bool:
         for place in range(bisect_right(self.starts, number) - 1, -1, -1):
