@@ -113,11 +113,11 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
             return unframed(wombat.encode_pong(msgpack.packb(number)))
         case "READ":
             *names, start, instance, window = fields.values()
-            return wombat.encode_reader_request(
+            return wombat.encode_of_reader(
                 readers.Read(*names, start == "newest", instance, window)
             )
         case "HANDLED":
-            return wombat.encode_reader_request(readers.Handled(**fields))
+            return wombat.encode_of_reader(readers.Handled(**fields))
         case "WAITING":
             return unframed(wombat.encode_reader_answer(readers.Waiting(**fields)))
         case "READING":

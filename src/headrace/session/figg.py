@@ -18,7 +18,7 @@ from headrace.session.server import (
     Unit,
 )
 from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, Place, check_offset
+from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.wire import readers, websocket
 from headrace.wire.figg import messages as figg
@@ -33,6 +33,8 @@ require answers to pings, and a server has nothing else to send to a client that
 
 
 class FiggClientSession(ClientSession):
+    _codec = figg
+
     def __init__(
         self,
         *,
@@ -48,15 +50,6 @@ class FiggClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             silent_s=SILENT_S,
         )
-
-    _encode_publish = staticmethod(figg.encode_publish)
-    _encode_detach = staticmethod(figg.encode_detach)
-    _encode_ping = staticmethod(figg.encode_ping)
-    _encode_of_reader = staticmethod(figg.encode_of_reader)
-
-    def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        assert not isinstance(place, str), place
-        return figg.encode_attach(topic, place)
 
     def _check_place(self, place: object) -> int:
         if isinstance(place, str):

@@ -256,11 +256,6 @@ class ServerSession(ABC):
         return data
 
     @property
-    def closing(self) -> bool:
-        """True if nothing more is accepted from this peer."""
-        return self._decoder.closed
-
-    @property
     def finished(self) -> bool:
         """True if every accepted publish is acknowledged."""
         return not self._units

@@ -35,7 +35,7 @@ from headrace.session.server import (
     Units,
 )
 from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, Place, check_offset
+from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.wire import readers
 from headrace.wire.wombat import messages as wombat
@@ -50,6 +50,8 @@ _NUMBERS = wombat.SEQUENCE_NUMBERS
 
 class WombatClientSession(ClientSession):
     """Session of a Wombat client. Chunks are whole WebSocket messages."""
+
+    _codec = wombat
 
     def __init__(
         self,
@@ -67,17 +69,6 @@ class WombatClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             resend_s=resend_s,
         )
-
-    _encode_detach = staticmethod(wombat.encode_detach)
-    _encode_ping = staticmethod(wombat.encode_ping)
-    _encode_of_reader = staticmethod(wombat.encode_reader_request)
-
-    def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes:
-        return wombat.encode_publish(topic, number % _NUMBERS, payload)
-
-    def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        assert not isinstance(place, int), place
-        return wombat.encode_attach(topic, place)
 
     def _check_place(self, place: object) -> str:
         if isinstance(place, str):

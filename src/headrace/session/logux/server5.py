@@ -332,21 +332,18 @@ class Logux5ServerSession(LoguxSession):
         sync = self._syncs[unit.lowest] = _Sync()
         events: list[Incoming] = []
         others: list[NamedTuple] = []
-        for action in actions:
-            found = self._look_at(action, unit, len(sync.answers))
-            if isinstance(found, str):
-                sync.answers.append(_Answer(action, found))
-                continue
-            sync.answers.append(_Answer(action))
+        for place, action in enumerate(actions):
+            found = self._look_at(action, unit, place)
+            undone = found if isinstance(found, str) else ""
+            sync.answers.append(None if isinstance(found, Subscribe) else _Answer(action, undone))
             if isinstance(found, Incoming):
                 events.append(found)
-                sync.stored.append(len(sync.answers) - 1)
-                continue
-            others.append(found)
-            if isinstance(found, Subscribe):
-                sync.answers[-1] = None
-                sync.open += 1
-                self._subscribing[unit.lowest, found.place] = found
+                sync.stored.append(place)
+            elif not isinstance(found, str):
+                others.append(found)
+                if isinstance(found, Subscribe):
+                    sync.open += 1
+                    self._subscribing[unit.lowest, place] = found
         commands.append(AddEvents(events, unit))
         commands += others
 

@@ -172,7 +172,7 @@ def encode_reader_answer(message: readers.ToClient) -> bytes:
 # Messages from client to server, without frames.
 
 
-def encode_reader_request(message: readers.ToServer) -> bytes:
+def encode_of_reader(message: readers.ToServer) -> bytes:
     if isinstance(message, readers.Handled):
         return _message(readers.HANDLED, message)
     start = "newest" if message.newest else "oldest"
@@ -190,6 +190,7 @@ def encode_detach(topic: str) -> bytes:
 
 
 def encode_publish(topic: str, number: int, payload: bytes) -> bytes:
+    number %= SEQUENCE_NUMBERS
     return _message(PUBLISH, {"topic": topic, "message": payload, "sequence_number": number})
 
 
