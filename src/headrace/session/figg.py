@@ -79,14 +79,11 @@ class FiggClientSession(ClientSession):
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 
     def _ack(self, seq_num: int, events: list[Event]) -> None:
-        unacknowledged = seq_num + 1 - self._window.next_number
-        if unacknowledged > 0:
-            events.append(
-                Broken(f"the server acknowledged publish {seq_num}, which was never sent")
-            )
-            return
-        count = len(self._window) + unacknowledged
-        if count > 0:
+        count = seq_num + 1 - self._window.oldest
+        if count > len(self._window):
+            text = f"the server acknowledged publish {seq_num}, which was never sent"
+            events.append(Broken(text))
+        elif count > 0:
             self._acknowledge(count, events)
 
 

@@ -114,9 +114,8 @@ class Units:
         A client takes the acknowledgement of a higher number as one of this number too. Units are not split:
         if a client sends out of order and a unit also holds higher numbers, the client sends the unit again.
         """
-        kept = [one for one in self._units if one.highest < number]
-        self.size -= sum(one.size for one in self._units) - sum(one.size for one in kept)
-        self._units = kept
+        self._units = [one for one in self._units if one.highest < number]
+        self.size = sum(one.size for one in self._units)
         self._repeats = {topic: one for topic, one in self._repeats.items() if one.highest < number}
 
     def take(self) -> list[Unit]:

@@ -103,7 +103,7 @@ class WombatClientSession(ClientSession):
 
     def _ack(self, number: int, events: list[Event]) -> None:
         window = self._window
-        count = (number + 1 - (window.next_number - len(window))) % _NUMBERS
+        count = (number + 1 - window.oldest) % _NUMBERS
         if count > _NUMBERS // 2:
             return  # below the oldest: it was acknowledged before
         if count > window.sent:

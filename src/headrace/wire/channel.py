@@ -200,15 +200,10 @@ def messages_json(
     parts = []
     for offset, ms, payload in payloads:
         processor, number, (data, is_json) = decode_message(payload)
+        held = b'"payload":%b' % data if is_json else b'"bytes":"%b"' % base64.b64encode(data)
         parts.append(
             b'{"offset":%d,"processor":%b,"number":%d,"ms":%d,%b}'
-            % (
-                offset,
-                _quoted(processor),
-                number,
-                ms,
-                b'"payload":%b' % data if is_json else b'"bytes":"%b"' % base64.b64encode(data),
-            )
+            % (offset, _quoted(processor), number, ms, held)
         )
     return b'{"type":"messages","channel":%b,"count":%d,"messages":[%b],"more":%b%b}' % (
         _quoted(channel),

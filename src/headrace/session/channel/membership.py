@@ -176,7 +176,6 @@ class ClientChannel:
     # Calls of the application
 
     def ack(self, offset: int) -> None:
-        """Acknowledge everything up to `offset`."""
         if offset > self._received:
             raise LocalProtocolError(
                 f"channel {self.name!r} has not delivered anything up to {offset}"

@@ -163,10 +163,6 @@ class ClientReaders:
         self._unsure.discard(topic)
 
     def handled(self, topic: str, offset: int) -> bool:
-        """Note that the application has handled the record that ends at `offset`.
-
-        Returns False if the record is not, or no longer, this client's to handle.
-        """
         one = self._readers.get(topic)
         if one is None or not one.handle(offset):
             return False
@@ -174,7 +170,6 @@ class ClientReaders:
         return True
 
     def prefix(self, topic: str) -> int:
-        """Return the offset up to which all records were handled; 0 if the topic is not read."""
         one = self._readers.get(topic)
         return one.handled.offset if one is not None else 0
 

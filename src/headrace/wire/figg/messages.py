@@ -110,8 +110,7 @@ ToClient = Attached | Detached | Ack | Data | Pong | readers.ToClient | Bad
 
 def encode_attach(topic: str, offset: int | None) -> bytes:
     flags = 0 if offset is None else FLAG_FROM_OFFSET
-    field = _topic_field(topic)
-    return _frame(ATTACH, U16.pack(flags) + field + U64.pack(offset or 0))
+    return _frame(ATTACH, U16.pack(flags) + _topic_field(topic) + U64.pack(offset or 0))
 
 
 def encode_attached(topic: str, offset: int) -> bytes:
