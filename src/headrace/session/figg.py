@@ -88,15 +88,15 @@ class FiggClientSession(ClientSession):
 
 
 class FiggServerSession(TopicSession):
-    __slots__ = ("_figg",)
+    __slots__ = ()
+    _decoder: ServerDecoder
 
     def __init__(self) -> None:
-        self._figg = ServerDecoder()
-        super().__init__(self._figg)
+        super().__init__(ServerDecoder())
 
     def receive_data(self, data: bytes) -> list[Command]:
         commands: list[Command] = []
-        for message in self._figg.receive(data):
+        for message in self._decoder.receive(data):
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 self._publishes_under_way().add(unit)
@@ -118,7 +118,7 @@ class FiggServerSession(TopicSession):
     @property
     def unread_bytes(self) -> int:
         """Number of bytes received and not decoded. `receive_data`, even without data, continues there."""
-        return len(self._figg.unread)
+        return len(self._decoder.unread)
 
     def attaching(self, command: AttachCommand) -> None:
         """Do nothing: the answer needs nothing of the command."""

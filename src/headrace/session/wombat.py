@@ -126,14 +126,14 @@ REMEMBERED_S = 30.0
 
 
 class WombatServerSession(TopicSession):
-    __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "repeats", "silent_at")
+    __slots__ = ("_asked", "_numbers", "_silence_s", "repeats", "silent_at")
+    _decoder: ServerDecoder
 
     def __init__(self, now: float, silence_s: float) -> None:
-        self._wombat = ServerDecoder()
-        super().__init__(self._wombat)
+        super().__init__(ServerDecoder())
         self._numbers: Numbers | None = None
-        self._asked: dict[str, str] | None = None
-        """By topic: the serial of an ATTACH that is being carried out and not answered yet."""
+        self._asked: dict[str, str | None] | None = None
+        """By topic: the serial, if any, of an ATTACH that is being carried out and not answered yet."""
         self._silence_s = silence_s
         self.silent_at = now + silence_s
         """Time to give the client up, unless a PING comes before."""
@@ -142,7 +142,7 @@ class WombatServerSession(TopicSession):
 
     def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
         commands: list[Command] = []
-        for message in self._wombat.receive(messages):
+        for message in self._decoder.receive(messages):
             if isinstance(message, wombat.Publishes):
                 self._publishes(message, now, commands)
             elif isinstance(message, wombat.Ping):
@@ -168,9 +168,7 @@ class WombatServerSession(TopicSession):
         """Note that the next `attached` of the topic answers this ATTACH: one read may bring several."""
         if self._asked is None:
             self._asked = {}
-        self._asked.pop(command.topic, None)
-        if command.serial is not None:
-            self._asked[command.topic] = command.serial
+        self._asked[command.topic] = command.serial
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         asked = self._asked.pop(topic, None) if self._asked else None
@@ -205,10 +203,9 @@ class WombatServerSession(TopicSession):
     def _publishes(self, message: wombat.Publishes, now: float, commands: list[Command]) -> None:
         if self._numbers is None:
             self._numbers = Numbers()
-        units = self._publishes_under_way()
-        command = self._all_new(message, self._numbers, now)
-        if command is None:
-            command = self._only_new(message, self._numbers, units, now)
+        numbers, units = self._numbers, self._publishes_under_way()
+        command = self._all_new(message, numbers, now)
+        command = command or self._only_new(message, numbers, units, now)
         if command is not None:
             units.add(command.unit)
             # Publishes come first, so that a refusal of another message in this read does not lose them.

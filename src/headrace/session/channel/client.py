@@ -67,10 +67,8 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         """
         check_processor(processor)
         super().__init__(ping_interval_s or PING_INTERVAL_S, pings_unanswered_max)
-        self._processor = processor
-        self._token = token
-        self._instance = instance
-        self._attempts = 0
+        self._hello = wire.Hello(processor, token, instance)
+        """First message of every connection; `attempt` counts the connections."""
         self._ping_given_s = ping_interval_s
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
@@ -126,7 +124,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         Raises BadMessageError, PayloadTooLargeError or QueueFullError; in that case nothing is sent.
         """
         sends = self._channel(name).sends
-        sends.add(self._tickets + 1, wire.message_fields(content, self._processor))
+        sends.add(self._tickets + 1, wire.message_fields(content, self._hello.processor))
         return self._ticket()
 
     def upload(self, name: str, offset: int, content: Any) -> int:
@@ -170,8 +168,8 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
 
     def opened(self, now: float) -> None:
         self._begin_greeting(now + self._ping_s)
-        self._attempts += 1
-        self._out.append(wire.Hello(self._processor, self._token, self._instance, self._attempts))
+        self._hello.attempt += 1
+        self._out.append(self._hello)
         for channel in self._channels.values():
             channel.opened()
 

@@ -31,7 +31,7 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from math import inf
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from headrace.errors import LocalProtocolError
 from headrace.model import (
@@ -75,7 +75,7 @@ class Codec(Protocol):
 class ClientSession(LinkedSession[Event]):
     """Session that publishes to topics and subscribes to topics. A subclass has the protocol's messages."""
 
-    _codec: ClassVar[Codec]
+    _codec: Codec
 
     def __init__(
         self,

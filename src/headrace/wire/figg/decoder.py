@@ -370,14 +370,15 @@ def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient
     """Decode a server's message about a named reader."""
     topic, fields, rest = _topic_and_tail(kind, data, body, stop)
     if kind == readers.RECORDS:
-        return readers.Records(topic, *fields, data=rest)
+        epoch, offset, ordinal, ms = fields
+        return readers.Records(topic, epoch, offset, ordinal, ms, rest)
     if kind == readers.STORED:
         return readers.Stored(topic, *fields)
     if kind == readers.READING:
         grant, flags, asked, *start = fields
         return readers.Reading(topic, grant, asked, bool(flags & figg.FLAG_EXACT), *start)
     if kind == readers.LOST:
-        return readers.Lost(topic, *fields, reason=rest.decode(errors="replace"))
+        return readers.Lost(topic, fields[0], rest.decode(errors="replace"))
     return readers.Waiting(topic, *fields)
 
 
