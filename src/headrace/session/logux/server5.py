@@ -49,7 +49,7 @@ class Ledger:
         """Epoch of the log; 0 before the first event."""
         self._places: dict[str, int] = {}
         """By channel: the number in the log of the last event that the node has received."""
-        self._unfinished: dict[str, None] = {}
+        self._unfinished: set[str] = set()
         """Channels that the node asked for and whose history was not reported as complete."""
         self._sent: deque[tuple[str, int]] = deque()
         """Messages sent and not acknowledged: channel and number of an event, or an answer of ours."""
@@ -66,7 +66,7 @@ class Ledger:
                     self.answered(place + 1)
                     break
             made._places = dict(self._places)
-            made._unfinished = dict(self._unfinished)
+            made._unfinished = set(self._unfinished)
         return made
 
     def place(self, channel: str, *, is_resumed: bool) -> int:
@@ -77,11 +77,11 @@ class Ledger:
 
     def begun(self, channel: str) -> None:
         if len(self._unfinished) < UNFINISHED_MAX:
-            self._unfinished[channel] = None
+            self._unfinished.add(channel)
 
     def forget(self, channel: str) -> None:
         self._places.pop(channel, None)
-        self._unfinished.pop(channel, None)
+        self._unfinished.discard(channel)
 
     def sent(self, channel: str, number: int, epoch: int) -> None:
         """Note an event of a channel that is being written."""
@@ -116,7 +116,7 @@ class Ledger:
         for _ in range(min(count, len(sent))):
             channel, number = sent.popleft()
             if number == _FINISHED:
-                self._unfinished.pop(channel, None)
+                self._unfinished.discard(channel)
             elif number:
                 places[channel] = number
 

@@ -143,7 +143,7 @@ class ServerDecoder(_Decoder):
             return []
         out: list[figg.ToServer] = []
         records: dict[str, list[bytes]] = {}
-        lowest = highest = -1
+        lowest, highest = 1 << 64, -1
         position, end, need = 0, len(data), _HEADER_BYTES
         # The publish loop expects a frame like the previous one: if the next topic name has the same
         # length, one unpack reads everything to be checked. `field` is the topic with its length.
@@ -211,11 +211,9 @@ class ServerDecoder(_Decoder):
                     batch = records.setdefault(topic, [])
                     append, extend = batch.append, batch.extend
                     append(data[after + 8 : stop])
-                    if highest < 0:
-                        lowest = highest = seq_num
-                    elif seq_num > highest:
+                    if seq_num > highest:
                         highest = seq_num
-                    elif seq_num < lowest:
+                    if seq_num < lowest:
                         lowest = seq_num
                     if after - body != len(field):
                         fast = figg.publish_struct(after - body)

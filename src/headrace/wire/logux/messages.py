@@ -210,11 +210,9 @@ def type_of(message: Message) -> str:
 def _connect(value: list[Any]) -> Connect:
     _check_length(value, 3, 5)
     version, host = _version(value), _host(value)
-    if len(value) == 3:
-        return Connect(version, host, 0)
-    if not _is_number(value[3]):
+    if len(value) == 3 or not _is_number(value[3]):
         # The seed's first example has credentials and no position.
-        return Connect(version, host, 0, value[3])
+        return Connect(version, host, 0, *value[3:4])
     return Connect(version, host, _position(value, 3), *value[4:])
 
 
