@@ -107,9 +107,8 @@ class ClientSession(LinkedSession[Event]):
         self._heard = False
         """True if the server has sent anything on this connection."""
         self._was_hung_up = False
-        self._suspect = -1
         self._refusals = 0
-        """Number of connections in a row that ended because of the publish with the number `_suspect`."""
+        """Number of connections in a row that ended because of the oldest publish."""
 
     @property
     def tick_at(self) -> float:
@@ -144,8 +143,6 @@ class ClientSession(LinkedSession[Event]):
         if not self._heard or not window.sent or now - window.oldest_sent_at > REFUSAL_S:
             return []
         self._was_hung_up = True
-        if self._suspect != window.oldest:
-            self._suspect, self._refusals = window.oldest, 0
         self._refusals += 1
         if self._refusals < REFUSALS_MAX:
             window.alone = self._refusals == REFUSALS_MAX - 1
@@ -316,7 +313,7 @@ class ClientSession(LinkedSession[Event]):
         events.append(PublishesAcknowledged(count))
 
     def _suspect_nothing(self) -> None:
-        self._suspect, self._refusals = -1, 0
+        self._refusals = 0
         self._window.alone = False
 
     def _pong(self, timestamp: int, now: float, events: list[Event]) -> None:
