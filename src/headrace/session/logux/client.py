@@ -46,7 +46,6 @@ _NAME_MAX = 100
 NUMBER_MAX = 1 << 53
 """Limit of the peer's positions and times: up to here, every integer is exact in any language."""
 
-_AUTH_ERRORS = ("wrong-credentials",)
 _VERSION_ERRORS = ("wrong-protocol", "wrong-subprotocol")
 
 
@@ -305,7 +304,7 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
         """Handle an error in the form of 0.0, or of 0.1, which a newer server may use."""
         text, kind = fields[0], fields[1] if len(fields) > 1 else None
         self.complaint = text
-        if kind == AUTH or text in _AUTH_ERRORS:
+        if kind == AUTH or text == "wrong-credentials":
             self._refuse(AUTH, f"the server refuses this client: {text}", events)
         elif text in _VERSION_ERRORS or (kind == PROTOCOL and self._stage is Stage.GREETING):
             self._refuse(PROTOCOL, f"the server refuses this client: {text}", events)

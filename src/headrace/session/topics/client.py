@@ -317,14 +317,14 @@ class ClientSession(LinkedSession[Event]):
         self._window.alone = False
 
     def _pong(self, timestamp: int, now: float, events: list[Event]) -> None:
-        if any(timestamp == sent for sent, _ in self._pings):
-            while True:
-                sent, at = self._pings.popleft()
-                if sent == timestamp:
-                    self.latency_s = now - at
-                    self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
-                    self._readers.answered(events)
-                    return
+        if all(timestamp != sent for sent, _ in self._pings):
+            return
+        sent, at = self._pings.popleft()
+        while sent != timestamp:
+            sent, at = self._pings.popleft()
+        self.latency_s = now - at
+        self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
+        self._readers.answered(events)
 
     def _ping_unheard(self, now: float) -> None:
         """Handle a due ping whose answer would not be read."""

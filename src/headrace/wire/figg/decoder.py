@@ -174,8 +174,7 @@ class ServerDecoder(_Decoder):
                             if known is None:
                                 known = records.setdefault(_publish_topic(again), [])
                                 batches[again] = known
-                            batch, field = known, again
-                            append, extend = batch.append, batch.extend
+                            append, extend, field = known.append, known.extend, again
                             previous = 0
                         if size == previous and position >= look_at:
                             same = _same_frames(data, position, end, size, payload_at)
