@@ -18,7 +18,7 @@ from headrace.session.server import (
     Unit,
 )
 from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, Place, check_offset
+from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.wire import readers, websocket
 from headrace.wire.figg import messages as figg
@@ -33,6 +33,8 @@ require answers to pings, and a server has nothing else to send to a client that
 
 
 class FiggClientSession(ClientSession):
+    _codec = figg
+
     def __init__(
         self,
         *,
@@ -48,15 +50,6 @@ class FiggClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             silent_s=SILENT_S,
         )
-
-    _encode_publish = staticmethod(figg.encode_publish)
-    _encode_detach = staticmethod(figg.encode_detach)
-    _encode_ping = staticmethod(figg.encode_ping)
-    _encode_of_reader = staticmethod(figg.encode_of_reader)
-
-    def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        assert not isinstance(place, str), place
-        return figg.encode_attach(topic, place)
 
     def _check_place(self, place: object) -> int:
         if isinstance(place, str):
@@ -86,27 +79,24 @@ class FiggClientSession(ClientSession):
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 
     def _ack(self, seq_num: int, events: list[Event]) -> None:
-        unacknowledged = seq_num + 1 - self._window.next_number
-        if unacknowledged > 0:
-            events.append(
-                Broken(f"the server acknowledged publish {seq_num}, which was never sent")
-            )
-            return
-        count = len(self._window) + unacknowledged
-        if count > 0:
+        count = seq_num + 1 - self._window.oldest
+        if count > len(self._window):
+            text = f"the server acknowledged publish {seq_num}, which was never sent"
+            events.append(Broken(text))
+        elif count > 0:
             self._acknowledge(count, events)
 
 
 class FiggServerSession(TopicSession):
-    __slots__ = ("_figg",)
+    __slots__ = ()
+    _decoder: ServerDecoder
 
     def __init__(self) -> None:
-        self._figg = ServerDecoder()
-        super().__init__(self._figg)
+        super().__init__(ServerDecoder())
 
     def receive_data(self, data: bytes) -> list[Command]:
         commands: list[Command] = []
-        for message in self._figg.receive(data):
+        for message in self._decoder.receive(data):
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 self._publishes_under_way().add(unit)
@@ -128,7 +118,7 @@ class FiggServerSession(TopicSession):
     @property
     def unread_bytes(self) -> int:
         """Number of bytes received and not decoded. `receive_data`, even without data, continues there."""
-        return len(self._figg.unread)
+        return len(self._decoder.unread)
 
     def attaching(self, command: AttachCommand) -> None:
         """Do nothing: the answer needs nothing of the command."""

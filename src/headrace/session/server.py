@@ -9,6 +9,7 @@ session and a way to receive.
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -25,28 +26,20 @@ class NumberRange(NamedTuple):
     highest: int
 
 
+@dataclass(slots=True, eq=False)
 class Unit:
     """Publishes that came in one read. Their numbers never wrap around, so they can be compared."""
 
-    __slots__ = ("came", "done", "highest", "lowest", "size", "topics")
-
-    def __init__(
-        self,
-        lowest: int,
-        highest: int,
-        topics: Mapping[str, NumberRange] | None = None,
-        size: int = 0,
-    ) -> None:
-        self.lowest = lowest
-        self.highest = highest
-        self.topics = topics
-        """By topic: the range of the topic's own numbers, if the protocol acknowledges by topic."""
-        self.size = size
-        """Memory for the publishes in bytes, if the protocol remembers them."""
-        self.came = 0
-        """Number of units that came before this one."""
-        self.done: int | None = None
-        """Number of units that had come when this one became durable; None before."""
+    lowest: int
+    highest: int
+    topics: Mapping[str, NumberRange] | None = None
+    """By topic: the range of the topic's own numbers, if the protocol acknowledges by topic."""
+    size: int = 0
+    """Memory for the publishes in bytes, if the protocol remembers them."""
+    came: int = 0
+    """Number of units that came before this one."""
+    done: int | None = None
+    """Number of units that had come when this one became durable; None before."""
 
 
 REPEATS_MAX = 1024
@@ -121,9 +114,8 @@ class Units:
         A client takes the acknowledgement of a higher number as one of this number too. Units are not split:
         if a client sends out of order and a unit also holds higher numbers, the client sends the unit again.
         """
-        kept = [one for one in self._units if one.highest < number]
-        self.size -= sum(one.size for one in self._units) - sum(one.size for one in kept)
-        self._units = kept
+        self._units = [one for one in self._units if one.highest < number]
+        self.size = sum(one.size for one in self._units)
         self._repeats = {topic: one for topic, one in self._repeats.items() if one.highest < number}
 
     def take(self) -> list[Unit]:
@@ -261,11 +253,6 @@ class ServerSession(ABC):
         data = out[0] if len(out) == 1 else b"".join(out)
         out.clear()
         return data
-
-    @property
-    def closing(self) -> bool:
-        """True if nothing more is accepted from this peer."""
-        return self._decoder.closed
 
     @property
     def finished(self) -> bool:

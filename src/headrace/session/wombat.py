@@ -17,8 +17,9 @@ Wombat's own rules are here:
 """
 
 from bisect import bisect_left, bisect_right
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 from headrace.errors import LocalProtocolError
 from headrace.model import RefusedPublish
@@ -34,7 +35,7 @@ from headrace.session.server import (
     Units,
 )
 from headrace.session.topics.client import ClientSession
-from headrace.session.topics.events import Event, Place, check_offset
+from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
 from headrace.wire import readers
 from headrace.wire.wombat import messages as wombat
@@ -49,6 +50,8 @@ _NUMBERS = wombat.SEQUENCE_NUMBERS
 
 class WombatClientSession(ClientSession):
     """Session of a Wombat client. Chunks are whole WebSocket messages."""
+
+    _codec = wombat
 
     def __init__(
         self,
@@ -66,17 +69,6 @@ class WombatClientSession(ClientSession):
             pings_unanswered_max=pings_unanswered_max,
             resend_s=resend_s,
         )
-
-    _encode_detach = staticmethod(wombat.encode_detach)
-    _encode_ping = staticmethod(wombat.encode_ping)
-    _encode_of_reader = staticmethod(wombat.encode_reader_request)
-
-    def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes:
-        return wombat.encode_publish(topic, number % _NUMBERS, payload)
-
-    def _encode_attach(self, topic: str, place: Place | None) -> bytes:
-        assert not isinstance(place, int), place
-        return wombat.encode_attach(topic, place)
 
     def _check_place(self, place: object) -> str:
         if isinstance(place, str):
@@ -111,7 +103,7 @@ class WombatClientSession(ClientSession):
 
     def _ack(self, number: int, events: list[Event]) -> None:
         window = self._window
-        count = (number + 1 - (window.next_number - len(window))) % _NUMBERS
+        count = (number + 1 - window.oldest) % _NUMBERS
         if count > _NUMBERS // 2:
             return  # below the oldest: it was acknowledged before
         if count > window.sent:
@@ -134,14 +126,14 @@ REMEMBERED_S = 30.0
 
 
 class WombatServerSession(TopicSession):
-    __slots__ = ("_asked", "_numbers", "_silence_s", "_wombat", "repeats", "silent_at")
+    __slots__ = ("_asked", "_numbers", "_silence_s", "repeats", "silent_at")
+    _decoder: ServerDecoder
 
     def __init__(self, now: float, silence_s: float) -> None:
-        self._wombat = ServerDecoder()
-        super().__init__(self._wombat)
+        super().__init__(ServerDecoder())
         self._numbers: Numbers | None = None
-        self._asked: dict[str, str] | None = None
-        """By topic: the serial of an ATTACH that is being carried out and not answered yet."""
+        self._asked: dict[str, str | None] | None = None
+        """By topic: the serial, if any, of an ATTACH that is being carried out and not answered yet."""
         self._silence_s = silence_s
         self.silent_at = now + silence_s
         """Time to give the client up, unless a PING comes before."""
@@ -150,7 +142,7 @@ class WombatServerSession(TopicSession):
 
     def receive_messages(self, messages: Sequence[bytes], now: float) -> list[Command]:
         commands: list[Command] = []
-        for message in self._wombat.receive(messages):
+        for message in self._decoder.receive(messages):
             if isinstance(message, wombat.Publishes):
                 self._publishes(message, now, commands)
             elif isinstance(message, wombat.Ping):
@@ -176,9 +168,7 @@ class WombatServerSession(TopicSession):
         """Note that the next `attached` of the topic answers this ATTACH: one read may bring several."""
         if self._asked is None:
             self._asked = {}
-        self._asked.pop(command.topic, None)
-        if command.serial is not None:
-            self._asked[command.topic] = command.serial
+        self._asked[command.topic] = command.serial
 
     def attached(self, topic: str, epoch: int, offset: int, exact: bool) -> None:
         asked = self._asked.pop(topic, None) if self._asked else None
@@ -213,10 +203,9 @@ class WombatServerSession(TopicSession):
     def _publishes(self, message: wombat.Publishes, now: float, commands: list[Command]) -> None:
         if self._numbers is None:
             self._numbers = Numbers()
-        units = self._publishes_under_way()
-        command = self._all_new(message, self._numbers, now)
-        if command is None:
-            command = self._only_new(message, self._numbers, units, now)
+        numbers, units = self._numbers, self._publishes_under_way()
+        command = self._all_new(message, numbers, now)
+        command = command or self._only_new(message, numbers, units, now)
         if command is not None:
             units.add(command.unit)
             # Publishes come first, so that a refusal of another message in this read does not lose them.
@@ -314,7 +303,7 @@ class Numbers:
     __slots__ = ("_highest", "_order", "_topics", "bytes")
 
     def __init__(self) -> None:
-        self._topics: dict[str, _Topic] = {}
+        self._topics: defaultdict[str, _Topic] = defaultdict(_Topic)
         self._highest = -1
         """Highest unwrapped number of all topics."""
         self._order: deque[tuple[str, int, float]] = deque()
@@ -346,7 +335,7 @@ class Numbers:
 
         Returns the last number, unwrapped.
         """
-        known = self._topic(topic)
+        known = self._topics[topic]
         last = first + (numbers[-1] - numbers[0]) % _NUMBERS
         shift = first - numbers[0]
         if last - first == len(numbers) - 1:
@@ -361,7 +350,7 @@ class Numbers:
 
     def add(self, topic: str, number: int, record: bytes, now: float) -> bool:
         """Add one publish with an unwrapped number. Returns False if it is a repeat."""
-        known = self._topic(topic)
+        known = self._topics[topic]
         if known.has(number, record):
             return False
         place = bisect_right(known.starts, number)
@@ -386,12 +375,6 @@ class Numbers:
             if not known.starts:
                 del self._topics[topic]
 
-    def _topic(self, name: str) -> "_Topic":
-        known = self._topics.get(name)
-        if known is None:
-            known = self._topics[name] = _Topic()
-        return known
-
     def _came(self, topic: str, records: Sequence[bytes], now: float) -> None:
         size = RECORD_OVERHEAD_BYTES * len(records) + sum(map(len, records))
         self._order.append((topic, size, now))
@@ -402,15 +385,13 @@ _Batch = tuple[Sequence[int], int, Sequence[bytes], bool]
 """Numbers, the shift that unwraps them, records, and whether they were ahead: such batches do not overlap."""
 
 
+@dataclass(slots=True)
 class _Topic:
-    __slots__ = ("batches", "highest", "starts")
-
-    def __init__(self) -> None:
-        self.highest = -1
-        self.starts: list[int] = []
-        """First number of each batch."""
-        self.batches: list[_Batch] = []
-        """Batches in the order of their first numbers."""
+    highest: int = -1
+    starts: list[int] = field(default_factory=list)
+    """First number of each batch."""
+    batches: list[_Batch] = field(default_factory=list)
+    """Batches in the order of their first numbers."""
 
     def has(self, number: int, record: bytes) -> bool:
         for place in range(bisect_right(self.starts, number) - 1, -1, -1):

@@ -6,7 +6,7 @@ client uses MessagePack only, and decodes JSON content to values at once, for th
 """
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Annotated, Any, Literal
 
@@ -167,12 +167,8 @@ def content_of(message: Send | UploadRequest, *, binary: bool) -> Content:
 
 to_json = msgspec.json.Encoder().encode
 
-
-def encode(message: Mapping[str, Any], *, binary: bool) -> bytes:
-    """Encode a server's message in a WebSocket frame. `content` makes the fields of a content in it."""
-    if binary:
-        return websocket.frame(logux.pack(message, binary=True))
-    return websocket.frame(to_json(message), websocket.TEXT)
+encode = logux.encode
+"""Encode a server's message in a WebSocket frame. `content` makes the fields of a content in it."""
 
 
 def content(content: Content, *, binary: bool) -> dict[str, Any]:
@@ -193,9 +189,9 @@ def encode_messages(
         processor, number, told = decode_message(payload)
         one = {"offset": offset, "processor": processor, "number": number, "ms": ms}
         messages.append(one | content(told, binary=True))
-    value = {"type": "messages", "channel": channel, "count": len(messages)}
-    value |= {"messages": messages, "more": more}
-    return encode(value | ({"lost": lost} if lost else {}), binary=True)
+    value: dict[str, Any] = {"type": "messages", "channel": channel, "count": len(messages)}
+    value |= {"messages": messages, "more": more} | ({"lost": lost} if lost else {})
+    return encode(value, binary=True)
 
 
 def messages_json(
@@ -204,15 +200,10 @@ def messages_json(
     parts = []
     for offset, ms, payload in payloads:
         processor, number, (data, is_json) = decode_message(payload)
+        held = b'"payload":%b' % data if is_json else b'"bytes":"%b"' % base64.b64encode(data)
         parts.append(
             b'{"offset":%d,"processor":%b,"number":%d,"ms":%d,%b}'
-            % (
-                offset,
-                _quoted(processor),
-                number,
-                ms,
-                b'"payload":%b' % data if is_json else b'"bytes":"%b"' % base64.b64encode(data),
-            )
+            % (offset, _quoted(processor), number, ms, held)
         )
     return b'{"type":"messages","channel":%b,"count":%d,"messages":[%b],"more":%b%b}' % (
         _quoted(channel),
@@ -368,7 +359,9 @@ Answer = (
 )
 
 _from_server = msgspec.msgpack.Decoder(Answer).decode
-_pack = msgspec.msgpack.Encoder().encode
+
+encode_request = msgspec.msgpack.Encoder().encode
+"""Encode a client's message, without a WebSocket frame."""
 
 
 def decode_answer(data: bytes) -> Answer:
@@ -381,11 +374,6 @@ def decode_answer(data: bytes) -> Answer:
         if (held.payload is UNSET) is (held.data is UNSET):
             raise BadChannelMessageError("a content is a `payload` or `bytes`, and not both")
     return answer
-
-
-def encode_request(message: Message) -> bytes:
-    """Encode a client's message, without a WebSocket frame."""
-    return _pack(message)
 
 
 class Fields(msgspec.Struct, frozen=True):

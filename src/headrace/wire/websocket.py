@@ -28,9 +28,6 @@ INTERNAL_ERROR = 1011
 REASON_BYTES_MAX = 123
 """Size limit of the reason in a close frame, RFC 6455 section 5.5.1."""
 
-_ABNORMAL_CLOSURE = 1006
-_CODES = range(1000, 5000)
-
 _FINAL = 0x80
 
 
@@ -50,7 +47,7 @@ def frame(message: bytes, opcode: int = BINARY) -> bytes:
 
 def may_be_sent(code: int) -> bool:
     """True if a close frame may carry this code, RFC 6455 section 7.4. picows refuses most other codes."""
-    return code in _CODES and code != _ABNORMAL_CLOSURE
+    return 1000 <= code < 5000 and code != 1006
 
 
 def close_reason(text: str) -> bytes:

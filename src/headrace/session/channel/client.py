@@ -67,10 +67,8 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         """
         check_processor(processor)
         super().__init__(ping_interval_s or PING_INTERVAL_S, pings_unanswered_max)
-        self._processor = processor
-        self._token = token
-        self._instance = instance
-        self._attempts = 0
+        self._hello = wire.Hello(processor, token, instance)
+        """First message of every connection; `attempt` counts the connections."""
         self._ping_given_s = ping_interval_s
         self._queue_max = queue_max
         self._queue_bytes_max = queue_bytes_max
@@ -100,21 +98,15 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         if name in self._channels:
             raise LocalProtocolError(f"channel {name!r} is joined already")
         sends = Sends(self._queue_max, self._queue_bytes_max)
-        channel = ClientChannel(
-            name,
-            receive,
-            self._poll_interval_s,
-            sends,
-            from_state=from_state,
-            lease_s=lease_s,
+        channel = self._channels[name] = ClientChannel(
+            name, receive, self._poll_interval_s, sends, from_state=from_state, lease_s=lease_s
         )
-        self._channels[name] = channel
         if self._is_open:
             channel.opened()
 
     def leave(self, name: str) -> None:
         """End the membership; `LeftChannel` reports that it has ended."""
-        self._channel(name).leave()
+        self._channel(name).is_leaving = True
 
     def part(self, name: str) -> None:
         """Stop receiving from a channel, and stay a member: the server keeps the messages.
@@ -132,7 +124,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         Raises BadMessageError, PayloadTooLargeError or QueueFullError; in that case nothing is sent.
         """
         sends = self._channel(name).sends
-        sends.add(self._tickets + 1, wire.message_fields(content, self._processor))
+        sends.add(self._tickets + 1, wire.message_fields(content, self._hello.processor))
         return self._ticket()
 
     def upload(self, name: str, offset: int, content: Any) -> int:
@@ -152,7 +144,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
 
     def more(self, name: str) -> None:
         """Ask for more messages, if they have to be asked for: the application has taken all it received."""
-        self._channel(name).more()
+        self._channel(name).is_hungry = True
 
     def has_room(self, name: str) -> bool:
         """True if `send` would accept a message now."""
@@ -176,8 +168,8 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
 
     def opened(self, now: float) -> None:
         self._begin_greeting(now + self._ping_s)
-        self._attempts += 1
-        self._out.append(wire.Hello(self._processor, self._token, self._instance, self._attempts))
+        self._hello.attempt += 1
+        self._out.append(self._hello)
         for channel in self._channels.values():
             channel.opened()
 

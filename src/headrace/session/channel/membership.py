@@ -11,9 +11,11 @@ with the messages that are not acknowledged; those that have come before are not
 """
 
 from collections import deque
-from enum import IntEnum
+from dataclasses import dataclass
 from math import inf
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
+
+from msgspec import UNSET, UnsetType
 
 from headrace.errors import LocalProtocolError, QueueFullError
 from headrace.wire import channel as wire
@@ -129,14 +131,6 @@ ChannelEvent = (
 )
 
 
-class _Question(NamedTuple):
-    """An upload, or without fields a question for the state. One of each is under way at a time."""
-
-    ticket: int
-    offset: int = 0
-    fields: Fields | None = None
-
-
 class ClientChannel:
     def __init__(
         self,
@@ -145,40 +139,43 @@ class ClientChannel:
         poll_interval_s: float,
         sends: "Sends",
         *,
-        from_state: bool = False,
-        lease_s: float | None = None,
+        from_state: bool,
+        lease_s: float | None,
     ) -> None:
         self.name = name
         self._from_state = from_state
-        self._lease_s = lease_s
+        self._lease_s = UNSET if lease_s is None else lease_s
         self.sends = sends
         self.acked = -1
         """Offset up to which the server has confirmed acknowledgements."""
+        self.is_hungry = True
+        """True while the application has room for messages that have to be asked for."""
+        self.is_leaving = False
+        """True if the application has asked to end the membership."""
         self._receive = receive
         self._poll_interval_s = poll_interval_s
-        self._received = -1
-        self._ack_wanted = -1
-        self._is_hungry = True
-        """True while the application has room for messages that have to be asked for."""
-        self._is_leaving = False
-        self._uploads: deque[_Question] = deque()
-        self._snapshots: deque[_Question] = deque()
+        self._received = self._ack_wanted = self._ack_sent = -1
+        self._questions: dict[str, deque[tuple[int, wire.Message]]] = {
+            "snapshot": deque(),
+            "upload": deque(),
+        }
+        """By type: the ticket of each request that waits for its own answer, and the request."""
+        self._under_way: set[str] = set()
+        """Types of requests, other than `send`, that are not answered: one of each is sent at a time."""
         self.disconnected()
 
     @property
     def tick_at(self) -> float:
         """Time of the next request that waits for nothing but its time."""
-        if self._is_leaving:
+        if self.is_leaving:
             return inf
         if not self._is_joined:
-            return inf if self._is_joining or self._is_awaited else self._join_at
-        can_fetch = self._is_hungry and not self._fetch_under_way
-        return self._fetch_at if can_fetch else inf
+            return inf if self._under_way or self.sends.is_under_way else self._join_at
+        return self._fetch_at if self.is_hungry and "fetch" not in self._under_way else inf
 
     # Calls of the application
 
     def ack(self, offset: int) -> None:
-        """Acknowledge everything up to `offset`."""
         if offset > self._received:
             raise LocalProtocolError(
                 f"channel {self.name!r} has not delivered anything up to {offset}"
@@ -189,18 +186,12 @@ class ClientChannel:
     def is_acknowledged(self) -> bool:
         return self.acked >= self._ack_wanted
 
-    def more(self) -> None:
-        """Ask for messages, if they have to be asked for: the application has room for them."""
-        self._is_hungry = True
-
     def upload(self, ticket: int, offset: int, fields: Fields) -> None:
-        self._uploads.append(_Question(ticket, offset, fields))
+        request = wire.UploadRequest(self.name, offset, fields.payload, fields.data)
+        self._questions["upload"].append((ticket, request))
 
     def snapshot(self, ticket: int) -> None:
-        self._snapshots.append(_Question(ticket))
-
-    def leave(self) -> None:
-        self._is_leaving = True
+        self._questions["snapshot"].append((ticket, wire.SnapshotRequest(self.name)))
 
     # Outgoing messages
 
@@ -209,44 +200,36 @@ class ClientChannel:
 
     def disconnected(self) -> None:
         self.sends.disconnected()
-        self._is_joining = self._is_joined = self._leave_under_way = False
-        self._join_at = inf
-        self._forget_answers()
-
-    def _forget_answers(self) -> None:
-        self._ack_under_way: int | None = None
-        self._fetch_under_way = self._upload_under_way = self._snapshot_under_way = False
-        self._fetch_at = inf
+        self._is_joined = False
+        self._join_at = self._fetch_at = inf
+        self._under_way.clear()
 
     def take(self, bytes_max: int, now: float) -> list[wire.Message]:
         """Return the requests to send, with about `bytes_max` bytes of sends at most."""
-        name = self.name
-        if self._is_leaving:
-            if self._leave_under_way or not self._is_open:
+        name, under_way = self.name, self._under_way
+        if self.is_leaving:
+            if "leave" in under_way or self._join_at == inf:
                 return []
-            self._leave_under_way = True
+            under_way.add("leave")
             return [wire.Leave(name)]
         if not self._is_joined:
             if now < self.tick_at:
                 return []
-            self._is_joining = True
+            under_way.add("join")
             return [self._join()]
         said: list[wire.Message] = []
-        if self._ack_under_way is None and not self.is_acknowledged:
-            self._ack_under_way = self._ack_wanted
-            said.append(wire.Ack(name, self._ack_wanted))
+        if "ack" not in under_way and not self.is_acknowledged:
+            under_way.add("ack")
+            self._ack_sent = self._ack_wanted
+            said.append(wire.Ack(name, self._ack_sent))
         if now >= self.tick_at:
-            self._fetch_under_way = True
+            under_way.add("fetch")
             self._fetch_at = inf
             said.append(wire.Fetch(name))
-        if self._snapshots and not self._snapshot_under_way:
-            self._snapshot_under_way = True
-            said.append(wire.SnapshotRequest(name))
-        if self._uploads and not self._upload_under_way:
-            self._upload_under_way = True
-            _, offset, fields = self._uploads[0]
-            assert fields is not None
-            said.append(wire.UploadRequest(name, offset, fields.payload, fields.data))
+        for kind, questions in self._questions.items():
+            if questions and kind not in under_way:
+                under_way.add(kind)
+                said.append(questions[0][1])
         while bytes_max > 0 and (taken := self.sends.take()) is not None:
             number, content = taken
             said.append(wire.Send(name, number, content.payload, content.data))
@@ -254,34 +237,19 @@ class ClientChannel:
         return said
 
     def _join(self) -> wire.Join:
-        join = wire.Join(self.name, self._receive)  # type: ignore[arg-type]
+        origin: Literal["state"] | int | UnsetType = UNSET
         if self._from_state:
-            join.origin = self._received if self._received >= 0 else "state"
-        if self._lease_s is not None:
-            join.lease_s = self._lease_s
-        return join
+            origin = self._received if self._received >= 0 else "state"
+        return wire.Join(self.name, self._receive, origin, self._lease_s)  # type: ignore[arg-type]
 
     def join_to_part(self) -> wire.Join:
         """Return a `join` that stops the delivery of messages and keeps the membership as it is."""
-        join = wire.Join(self.name, "poll")
-        if self._lease_s is not None:
-            join.lease_s = self._lease_s
-        return join
-
-    @property
-    def _is_open(self) -> bool:
-        return self._is_joined or self._join_at < inf
-
-    @property
-    def _is_awaited(self) -> bool:
-        """True while a request is not answered."""
-        under_way = self._fetch_under_way or self._upload_under_way or self._snapshot_under_way
-        return under_way or self._ack_under_way is not None or self.sends.is_under_way
+        return wire.Join(self.name, "poll", lease_s=self._lease_s)
 
     # Incoming messages
 
     def hear(self, answer: Any, now: float, events: list[Any]) -> None:
-        if self._is_leaving and not isinstance(answer, wire.LeftAnswer | wire.ErrorAnswer):
+        if self.is_leaving and not isinstance(answer, wire.LeftAnswer | wire.ErrorAnswer):
             if isinstance(answer, wire.SentAnswer):
                 self._sent(answer, events)
             return
@@ -301,20 +269,16 @@ class ClientChannel:
         elif isinstance(answer, wire.ErrorAnswer):
             self._error(answer, now, events)
         elif isinstance(answer, wire.SnapshotAnswer):
-            if self._snapshot_under_way:
-                self._snapshot_under_way = False
-                ticket = self._snapshots.popleft().ticket
-                events.append(Answered(self.name, ticket, answer.snapshot))
-        elif isinstance(answer, wire.UploadedAnswer) and self._upload_under_way:
-            self._upload_under_way = False
-            ticket = self._uploads.popleft().ticket
-            events.append(Answered(self.name, ticket, answer.offset))
+            self._answered("snapshot", answer.snapshot, events)
+        elif isinstance(answer, wire.UploadedAnswer):
+            self._answered("upload", answer.offset, events)
 
     def _joined(self, answer: wire.JoinedAnswer, now: float, events: list[Any]) -> None:
-        if not self._is_joining:
+        if "join" not in self._under_way:
             return
-        self._is_joining, self._is_joined = False, True
-        self._forget_answers()
+        self._is_joined = True
+        self._under_way.clear()
+        self._fetch_at = inf
         events.append(JoinedChannel(self.name))
         stored = self.sends.joined(answer.number)
         events += [SendAccepted(self.name, ticket, None) for ticket in stored]
@@ -332,7 +296,8 @@ class ClientChannel:
             self._fetch_at = now
 
     def _messages(self, answer: wire.MessagesAnswer, now: float, events: list[Any]) -> None:
-        is_fetched, self._fetch_under_way = self._fetch_under_way, False
+        is_fetched = "fetch" in self._under_way
+        self._under_way.discard("fetch")
         if not self._is_joined:
             return  # the messages will come again
         fresh = [one for one in answer.messages if one.offset > self._received]
@@ -342,7 +307,7 @@ class ClientChannel:
             self._received = fresh[-1].offset
             events.append(ReceivedMessages(self.name, fresh))
         if is_fetched:
-            self._is_hungry = not fresh
+            self.is_hungry = not fresh
         if self._receive == "poll":
             self._fetch_at = now if fresh else now + self._poll_interval_s
 
@@ -352,90 +317,64 @@ class ClientChannel:
             events.append(SendAccepted(self.name, ticket, answer.offset))
 
     def _acked(self, offset: int, events: list[Any]) -> None:
-        if self._ack_under_way is not None:
+        if "ack" in self._under_way:
+            self._under_way.remove("ack")
             # This counts even if the server's cursor is lower: it is, until a snapshot is acknowledged.
-            self.acked = max(self.acked, self._ack_under_way, offset)
-            self._ack_under_way = None
+            self.acked = max(self.acked, self._ack_sent, offset)
             events.append(CursorMoved(self.name, self.acked))
 
+    def _answered(self, kind: str, value: int | SnapshotBody | None, events: list[Any]) -> None:
+        if kind in self._under_way:
+            self._under_way.remove(kind)
+            ticket, _ = self._questions[kind].popleft()
+            events.append(Answered(self.name, ticket, value))
+
     def _left(self, answer: wire.LeftAnswer, events: list[Any]) -> None:
-        is_done_elsewhere = self._is_leaving and answer.reason == ELSEWHERE
-        if is_done_elsewhere or (self._leave_under_way and not answer.reason):
+        is_done_elsewhere = self.is_leaving and answer.reason == ELSEWHERE
+        if is_done_elsewhere or ("leave" in self._under_way and not answer.reason):
             events.append(LeftChannel(self.name))
         elif answer.reason:
             text = _ENDS.get(answer.reason, "the server has ended the membership in channel")
             events.append(Ended(self.name, answer.reason, f"{text} {self.name!r}"))
 
     def _error(self, error: wire.ErrorAnswer, now: float, events: list[Any]) -> None:
-        is_for_good = not error.retry and error.code != "not-joined"
+        retry_s = RETRY_S if error.retry else None
+        if error.code == "not-joined":
+            retry_s = 0.0
         if error.of == "send" and error.number is not None:
-            self._send_refused(error, events)
+            ticket = self.sends.refused(error.number, retry_s)
+            if ticket is not None:
+                events.append(Rejected(self.name, ticket, error.code, error.text))
             self._go_on(now)
             return
-        if error.of == "upload" and self._upload_under_way:
-            self._upload_under_way = False
-            self._refused(self._uploads, is_for_good, error, events)
-        elif error.of == "snapshot" and self._snapshot_under_way:
-            self._snapshot_under_way = False
-            self._refused(self._snapshots, is_for_good, error, events)
-        elif is_for_good or error.of == "leave":
+        if error.of in self._questions and error.of in self._under_way:
+            if retry_s is None:
+                ticket, _ = self._questions[error.of].popleft()
+                events.append(Rejected(self.name, ticket, error.code, error.text))
+        elif retry_s is None or error.of == "leave":
             events.append(Ended(self.name, error.code, error.text))
-        elif error.of == "ack":
-            self._ack_under_way = None
-        elif error.of == "fetch":
-            self._fetch_under_way = False
-        self._is_joining = self._is_joining and error.of != "join"
-        if not is_for_good:
-            self._join_again(now if error.code == "not-joined" else now + RETRY_S)
-
-    def _send_refused(self, error: wire.ErrorAnswer, events: list[Any]) -> None:
-        refusal = SendRefusal.LATER if error.retry else SendRefusal.FOR_GOOD
-        if error.code == "not-joined":
-            refusal = SendRefusal.NOT_JOINED
-        assert error.number is not None
-        ticket = self.sends.refused(error.number, refusal)
-        if ticket is not None:
-            events.append(Rejected(self.name, ticket, error.code, error.text))
-
-    def _refused(
-        self,
-        questions: deque[_Question],
-        is_for_good: bool,
-        error: wire.ErrorAnswer,
-        events: list[Any],
-    ) -> None:
-        if is_for_good:
-            ticket = questions.popleft().ticket
-            events.append(Rejected(self.name, ticket, error.code, error.text))
+        self._under_way.discard(error.of)
+        if retry_s is not None:
+            self._join_again(now + retry_s)
 
     def _go_on(self, now: float) -> None:
-        refusal = self.sends.go_on()
-        if refusal is not None:
-            self._join_again(now if refusal is SendRefusal.NOT_JOINED else now + RETRY_S)
+        retry_s = self.sends.go_on()
+        if retry_s is not None:
+            self._join_again(now + retry_s)
 
     def _join_again(self, at: float) -> None:
         """Recover from any error with a new `join`: `joined` tells the positions from which to continue."""
-        if not self._is_joining:
+        if "join" not in self._under_way:
             self._is_joined = False
             self._join_at = at
 
 
-class SendRefusal(IntEnum):
-    FOR_GOOD = 0
-    """The message cannot be sent; its number is free for another."""
-    LATER = 1
-    """A retry may succeed."""
-    NOT_JOINED = 2
-
-
+@dataclass(slots=True)
 class _Item:
-    __slots__ = ("fields", "number", "ticket")
-
-    def __init__(self, ticket: int, fields: Fields) -> None:
-        self.ticket = ticket
-        self.fields = fields
-        self.number = 0
-        """Number with which the message was last sent; 0 if it was never sent."""
+    ticket: int
+    fields: Fields
+    number: int = 0
+    """Number with which the message was last sent; 0 if it was never sent."""
 
 
 class Sends:
@@ -452,12 +391,7 @@ class Sends:
     a number up to there are stored.
     """
 
-    __slots__ = (
-        *("_accepted", "_bytes", "_bytes_max", "_next", "_queue_max", "_refused", "_returned"),
-        *("_under_way", "_waiting"),
-    )
-
-    def __init__(self, queue_max: int = QUEUE_MAX, bytes_max: int = QUEUE_BYTES_MAX) -> None:
+    def __init__(self, queue_max: int, bytes_max: int) -> None:
         self._queue_max = queue_max
         self._bytes_max = bytes_max
         self._bytes = 0
@@ -468,8 +402,9 @@ class Sends:
         """Last number that the server is known to have accepted."""
         self._next: int | None = None
         """Number of the next message to send; None while it is unknown, and then nothing is sent."""
-        self._refused: tuple[int, SendRefusal] | None = None
-        """Smallest number that was refused, and why: this is the cause of the refusals of higher numbers."""
+        self._refused: tuple[int, float | None] | None = None
+        """Smallest number that was refused, the cause of the refusals of higher numbers, and its retry delay
+        in seconds; None if it is refused for good."""
 
     def __len__(self) -> int:
         return len(self._waiting) + len(self._under_way) + len(self._returned)
@@ -509,32 +444,34 @@ class Sends:
         self._accepted = max(self._accepted, number)
         return self._settle(item)
 
-    def refused(self, number: int, refusal: SendRefusal) -> int | None:
-        """Note that the server refuses a message. Returns its ticket if the refusal is for good."""
+    def refused(self, number: int, retry_s: float | None) -> int | None:
+        """Note that the server refuses a message. Returns its ticket if there is no retry.
+
+        Then its number is free for another message.
+        """
         item = self._under_way.pop(number, None)
         if item is None:
             return None
         self._next = None
         if self._refused is None or number < self._refused[0]:
-            self._refused = number, refusal
-        if refusal is SendRefusal.FOR_GOOD:
+            self._refused = number, retry_s
+        if retry_s is None:
             return self._settle(item)
         self._returned.append(item)
         return None
 
-    def go_on(self) -> SendRefusal | None:
-        """Continue after a refusal when all is answered. Returns the reason if a new `join` is necessary.
+    def go_on(self) -> float | None:
+        """Continue after a refusal when all is answered. Returns the delay of a necessary new `join`.
 
         Then only the answer to `join` can tell the next number.
         """
         if self._refused is None or self._under_way:
             return None
-        number, refusal = self._refused
+        number, retry_s = self._refused
         self._gather()
-        if refusal is SendRefusal.FOR_GOOD:
+        if retry_s is None:
             self._next = number
-            return None
-        return refusal
+        return retry_s
 
     def joined(self, number: int) -> list[int]:
         """Continue behind the last accepted number. Returns tickets of stored messages with lost answers."""

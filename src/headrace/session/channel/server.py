@@ -10,10 +10,6 @@ from headrace.payload.channel import BadMessageError, Content, check_processor
 from headrace.session.server import Close, GreetedSession, PeerState, Unit
 from headrace.wire import channel as wire
 
-BAD_MESSAGE = "bad-message"
-HELLO_FIRST = "hello-first"
-WRONG_CREDENTIALS = "wrong-credentials"
-
 
 class AuthenticateProcessor(NamedTuple):
     """Check the processor's credentials, then call `let_in` or `turn_away`."""
@@ -67,7 +63,7 @@ class ChannelServerSession(GreetedSession):
         return commands
 
     def turn_away(self) -> Close:
-        return self._end(WRONG_CREDENTIALS, "the credentials are wrong")
+        return self._end("wrong-credentials", "the credentials are wrong")
 
     def say(self, message: Mapping[str, Any]) -> None:
         self._out.append(wire.encode(message, binary=self.binary))
@@ -97,7 +93,7 @@ class ChannelServerSession(GreetedSession):
             self._held.append(message)
         elif self._state is PeerState.NEW:
             if not isinstance(message, wire.Hello):
-                commands.append(self._end(HELLO_FIRST, "say `hello` first"))
+                commands.append(self._end("hello-first", "say `hello` first"))
                 return
             try:
                 check_processor(message.processor)
@@ -109,7 +105,7 @@ class ChannelServerSession(GreetedSession):
             self.instance, self.attempt = message.instance, message.attempt
             commands.append(AuthenticateProcessor(message.processor, message.token))
         elif isinstance(message, wire.Hello):
-            commands.append(self._end(HELLO_FIRST, "`hello` comes once"))
+            commands.append(self._end("hello-first", "`hello` comes once"))
         elif isinstance(message, wire.Ping):
             self.say({"type": "pong"})
         elif isinstance(message, wire.Send | wire.UploadRequest):
@@ -123,7 +119,7 @@ class ChannelServerSession(GreetedSession):
             commands.append(Request(message))
 
     def _bad(self, text: str) -> Close:
-        return self._end(BAD_MESSAGE, text)
+        return self._end("bad-message", text)
 
     def _end(self, code: str, text: str) -> Close:
         self.say({"type": "error", "code": code, "retry": False, "text": text})

@@ -46,7 +46,6 @@ _NAME_MAX = 100
 NUMBER_MAX = 1 << 53
 """Limit of the peer's positions and times: up to here, every integer is exact in any language."""
 
-_AUTH_ERRORS = ("wrong-credentials",)
 _VERSION_ERRORS = ("wrong-protocol", "wrong-subprotocol")
 
 
@@ -231,7 +230,8 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
                 message = logux.decode(message, binary=True)
             self._take(message, now, events)
         except logux.BadLoguxMessageError as error:
-            self._bad(str(error), events)
+            self._say(["error", str(error), PROTOCOL])
+            self._finish(f"the server broke the protocol: {error}", events)
 
     def _take(self, message: logux.Message, now: float, events: list[LoguxEvent]) -> None:
         if isinstance(message, logux.Error):
@@ -240,14 +240,25 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
             self._held.append(message)
         elif isinstance(message, logux.Connected):
             self._connected(message, now, events)
-        elif isinstance(message, logux.Sync | logux.Synced | logux.Ping | logux.Pong):
-            if self._stage is Stage.OPEN:
-                self._exchange(message, now, events)
-            else:
-                self._say(["error", "missed-auth", AUTH])
-        else:
+        elif not isinstance(message, logux.Sync | logux.Synced | logux.Ping | logux.Pong):
             name = logux.type_of(message)[:_NAME_MAX]
             self._answer(["error", f"Unknown message type `{name}`", PROTOCOL])
+        elif self._stage is not Stage.OPEN:
+            self._say(["error", "missed-auth", AUTH])
+        elif isinstance(message, logux.Sync):
+            number = _check_number(message.added)
+            pairs = [(event, logux.check_created(time)) for event, time in message.events]
+            self._unstored.append(number)
+            events.append(ReceivedEvents(number, pairs))
+        elif isinstance(message, logux.Synced):
+            self._synced(message.synced, events)
+        else:
+            self._passed = _check_number(message.synced)
+            events += self._pass()
+            if isinstance(message, logux.Ping):
+                self._answer(["pong", self._position])
+            else:
+                self._pong(now)
 
     def _connected(self, message: logux.Connected, now: float, events: list[LoguxEvent]) -> None:
         if self._stage is not Stage.GREETING:
@@ -272,27 +283,6 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
         self._begin_exchange(now)
         events.append(Opened(self._shift_ms))
 
-    def _exchange(
-        self,
-        message: logux.Sync | logux.Synced | logux.Ping | logux.Pong,
-        now: float,
-        events: list[LoguxEvent],
-    ) -> None:
-        if isinstance(message, logux.Sync):
-            number = _check_number(message.added)
-            pairs = [(event, logux.check_created(time)) for event, time in message.events]
-            self._unstored.append(number)
-            events.append(ReceivedEvents(number, pairs))
-        elif isinstance(message, logux.Synced):
-            self._synced(message.synced, events)
-        else:
-            self._passed = _check_number(message.synced)
-            events += self._pass()
-            if isinstance(message, logux.Ping):
-                self._answer(["pong", self._position])
-            else:
-                self._pong(now)
-
     def _synced(self, number: Number, events: list[LoguxEvent]) -> None:
         # A smaller number does not answer the `sync` under way, but a `pong`.
         if self._under_way is not None and number >= self._under_way[0]:
@@ -314,14 +304,10 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
         """Handle an error in the form of 0.0, or of 0.1, which a newer server may use."""
         text, kind = fields[0], fields[1] if len(fields) > 1 else None
         self.complaint = text
-        if kind == AUTH or text in _AUTH_ERRORS:
+        if kind == AUTH or text == "wrong-credentials":
             self._refuse(AUTH, f"the server refuses this client: {text}", events)
         elif text in _VERSION_ERRORS or (kind == PROTOCOL and self._stage is Stage.GREETING):
             self._refuse(PROTOCOL, f"the server refuses this client: {text}", events)
-
-    def _bad(self, reason: str, events: list[LoguxEvent]) -> None:
-        self._say(["error", reason, PROTOCOL])
-        self._finish(f"the server broke the protocol: {reason}", events)
 
     def _forget_connection(self) -> None:
         super()._forget_connection()

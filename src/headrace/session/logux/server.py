@@ -17,7 +17,6 @@ because npm clients fail if a message that they have to answer arrives while the
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from enum import Enum
 from typing import Any, NamedTuple
 
 from headrace.payload.logux import (
@@ -26,7 +25,6 @@ from headrace.payload.logux import (
     Envelope,
     Event,
     Number,
-    Stamp,
     encode_envelope,
     raw_event,
     stamp_of,
@@ -186,18 +184,13 @@ class Follow(NamedTuple):
     ordinal: int
 
 
-class _Dialect(Enum):
-    UNKNOWN = "unknown"
-    SEED = "0.0"
-    NPM = "0.1"
-
-
 class LoguxServerSession(LoguxSession):
-    __slots__ = ("_dialect", "_synced")
+    __slots__ = ("_is_npm", "_synced")
 
     def __init__(self, host: str) -> None:
         super().__init__(host)
-        self._dialect = _Dialect.UNKNOWN
+        self._is_npm: bool | None = None
+        """True for the dialect of npm (0.1), False for the seed's (0.0); None before the first message."""
         self._synced: Number = 0
         """Number of records of our log that the peer had when it connected."""
 
@@ -208,27 +201,24 @@ class LoguxServerSession(LoguxSession):
     def _begin(self, message: logux.Connect) -> AuthenticatePeer | Close:
         major, minor = message.version
         options = message.options
-        is_npm = isinstance(options, dict) and bool(options.keys() & {"credentials", "subprotocol"})
-        if major == MAJOR:
-            is_npm = minor >= 1
-        self._dialect = _Dialect.NPM if is_npm else _Dialect.SEED
+        is_object = isinstance(options, dict)
+        self._is_npm = minor >= 1
         if major != MAJOR:
+            self._is_npm = is_object and bool(options.keys() & {"credentials", "subprotocol"})
             text = f"Only {MAJOR}.x protocols are supported, but you use {major}.{minor}"
             facts = {"supported": [MAJOR], "used": [major, minor]}
             self._error(text, "protocol", ["wrong-protocol", facts])
             return self.refuse(text)
-        credentials = options
-        if is_npm:
-            credentials = options.get("credentials") if isinstance(options, dict) else None
+        if self._is_npm:
+            options = options.get("credentials") if is_object else None
         self._synced = self._told = message.synced
-        return AuthenticatePeer(message.host, credentials)
+        return AuthenticatePeer(message.host, options)
 
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
-        version = [MAJOR, 1 if self._dialect is _Dialect.NPM else 0]
+        version = [MAJOR, 1 if self._is_npm else 0]
         message: list[Any] = ["connected", version, self._host, [self._connected_ms, now_ms]]
         if credentials is not None:
-            is_npm = self._dialect is _Dialect.NPM
-            message.append({"credentials": credentials} if is_npm else credentials)
+            message.append({"credentials": credentials} if self._is_npm else credentials)
         self._send(message)
         return [Follow(int(self._synced))]
 
@@ -250,9 +240,8 @@ class LoguxServerSession(LoguxSession):
             envelope = Envelope(raw_event(event), created=created, origin=self.peer)
             events.append(Incoming(event, created, encode_envelope(envelope)))
         # Clients of npm 0.1 send the events that they had to keep in reverse order, the newest first.
-        stamps = [stamp_of(one.created) for one in events]
-        if all(stamp is not None for stamp in stamps):
-            events = [one for _, one in sorted(zip(stamps, events, strict=True), key=_age)]
+        if all(stamp_of(one.created) is not None for one in events):
+            events.sort(key=lambda one: (one.created[0], one.created[2]))
         return AddEvents(events, self._unit(message.added))
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
@@ -270,15 +259,7 @@ class LoguxServerSession(LoguxSession):
 
     def _error(self, text: str, kind: str, npm: list[Any]) -> None:
         """Send an error in the form of the peer's dialect; before this is known, in a form common to all."""
-        if self._dialect is _Dialect.NPM:
+        if self._is_npm:
             self._send(["error", *npm])
-        elif self._dialect is _Dialect.SEED:
-            self._send(["error", text, kind])
         else:
-            self._send(["error", npm[0], kind])
-
-
-def _age(item: tuple[Stamp | None, Incoming]) -> tuple[Number, Number]:
-    stamp, _ = item
-    assert stamp is not None
-    return stamp.ms, stamp.number
+            self._send(["error", npm[0] if self._is_npm is None else text, kind])

@@ -49,7 +49,7 @@ class Ledger:
         """Epoch of the log; 0 before the first event."""
         self._places: dict[str, int] = {}
         """By channel: the number in the log of the last event that the node has received."""
-        self._unfinished: dict[str, None] = {}
+        self._unfinished: set[str] = set()
         """Channels that the node asked for and whose history was not reported as complete."""
         self._sent: deque[tuple[str, int]] = deque()
         """Messages sent and not acknowledged: channel and number of an event, or an answer of ours."""
@@ -66,7 +66,7 @@ class Ledger:
                     self.answered(place + 1)
                     break
             made._places = dict(self._places)
-            made._unfinished = dict(self._unfinished)
+            made._unfinished = set(self._unfinished)
         return made
 
     def place(self, channel: str, *, is_resumed: bool) -> int:
@@ -77,11 +77,11 @@ class Ledger:
 
     def begun(self, channel: str) -> None:
         if len(self._unfinished) < UNFINISHED_MAX:
-            self._unfinished[channel] = None
+            self._unfinished.add(channel)
 
     def forget(self, channel: str) -> None:
         self._places.pop(channel, None)
-        self._unfinished.pop(channel, None)
+        self._unfinished.discard(channel)
 
     def sent(self, channel: str, number: int, epoch: int) -> None:
         """Note an event of a channel that is being written."""
@@ -116,7 +116,7 @@ class Ledger:
         for _ in range(min(count, len(sent))):
             channel, number = sent.popleft()
             if number == _FINISHED:
-                self._unfinished.pop(channel, None)
+                self._unfinished.discard(channel)
             elif number:
                 places[channel] = number
 
@@ -194,15 +194,16 @@ class Since(NamedTuple):
 
 class Logux5ServerSession(LoguxSession):
     __slots__ = (
-        *("_base", "_now_ms", "_number", "_subprotocol", "_subprotocol_min", "_subscribing"),
-        *("_syncs", "ledger", "node", "synced"),
+        *("_now_ms", "_number", "_subprotocol", "_subprotocol_min", "_subscribing", "_syncs"),
+        *("base", "ledger", "node", "synced"),
     )
 
     def __init__(self, host: str, subprotocol_min: Number) -> None:
         super().__init__(host)
         self._subprotocol_min = subprotocol_min
         self._subprotocol: Number = 0
-        self._base = 0
+        self.base = 0
+        """Time to which times on the wire are relative, in milliseconds."""
         self._now_ms = 0
         self._number = 0
         """Counter of our own actions."""
@@ -216,14 +217,8 @@ class Logux5ServerSession(LoguxSession):
         self.node = ""
         """The peer's node id, `user:client:tab`."""
 
-    @property
-    def base(self) -> int:
-        """Time to which times on the wire are relative, in milliseconds."""
-        return self._base
-
     def turn_away(self) -> Close:
-        self._send(["error", "wrong-credentials"])
-        return self.refuse("wrong credentials")
+        return self._refuse_with(["wrong-credentials"], "wrong credentials")
 
     def subscribed(self, command: Subscribe, mark: LogMark) -> None:
         """Answer that a channel is live, from `mark` on."""
@@ -307,7 +302,7 @@ class Logux5ServerSession(LoguxSession):
         return AuthenticatePeer(node, options.get("token"))
 
     def _welcome(self, now_ms: int, credentials: Any) -> list[NamedTuple]:
-        self._base = self._now_ms = now_ms
+        self.base = self._now_ms = now_ms
         # Without this message, clients disconnect from addresses that begin with ws://.
         self._send(["headers", {"env": "development"}])
         message: list[Any] = ["connected", MAJOR, self._host, [self._connected_ms, now_ms]]
@@ -322,9 +317,7 @@ class Logux5ServerSession(LoguxSession):
             self._sync(message, commands)
         elif isinstance(message, logux.Connected | logux.Unknown):
             name = logux.type_of(message)
-            commands.append(
-                self._refuse_with(["unknown-message", name], f"message {quoted(str(name))}")
-            )
+            commands.append(self._refuse_with(["unknown-message", name], f"message {quoted(name)}"))
         # `pong` only tells how far the peer's log reaches, which is not needed; nor are `headers`.
 
     def _synced_came(self, count: int) -> None:
@@ -332,28 +325,25 @@ class Logux5ServerSession(LoguxSession):
 
     def _sync(self, message: logux.Sync, commands: list[NamedTuple]) -> None:
         actions = [
-            Action(event, logux.parse_meta(meta, self._base, self.node))
+            Action(event, logux.parse_meta(meta, self.base, self.node))
             for event, meta in message.events
         ]
         unit = self._unit(message.added)
         sync = self._syncs[unit.lowest] = _Sync()
         events: list[Incoming] = []
         others: list[NamedTuple] = []
-        for action in actions:
-            found = self._look_at(action, unit, len(sync.answers))
-            if isinstance(found, str):
-                sync.answers.append(_Answer(action, found))
-                continue
-            sync.answers.append(_Answer(action))
+        for place, action in enumerate(actions):
+            found = self._look_at(action, unit, place)
+            undone = found if isinstance(found, str) else ""
+            sync.answers.append(None if isinstance(found, Subscribe) else _Answer(action, undone))
             if isinstance(found, Incoming):
                 events.append(found)
-                sync.stored.append(len(sync.answers) - 1)
-                continue
-            others.append(found)
-            if isinstance(found, Subscribe):
-                sync.answers[-1] = None
-                sync.open += 1
-                self._subscribing[unit.lowest, found.place] = found
+                sync.stored.append(place)
+            elif not isinstance(found, str):
+                others.append(found)
+                if isinstance(found, Subscribe):
+                    sync.open += 1
+                    self._subscribing[unit.lowest, place] = found
         commands.append(AddEvents(events, unit))
         commands += others
 
@@ -400,7 +390,7 @@ class Logux5ServerSession(LoguxSession):
             self._acknowledge(ready)
         self._number += 1
         self.ledger.said(finished)
-        shift = self._now_ms - self._base
+        shift = self._now_ms - self.base
         made: list[Any] = [shift, self._number]
         if mark is not None:
             made.insert(1, f"{self._host}:at:{mark.epoch}:{mark.ordinal}")
@@ -423,11 +413,10 @@ def _since(event: Event, host: str) -> Since | None:
     last = since.get("id") if isinstance(since, dict) else None
     if not isinstance(last, str):
         return None
-    found = _MARK.fullmatch(last)
-    is_ours = found is not None and found[1] == host
-    return Since(
-        last, LogMark(int(found[2]), int(found[3])) if found is not None and is_ours else None
-    )
+    found, mark = _MARK.fullmatch(last), None
+    if found is not None and found[1] == host:
+        mark = LogMark(int(found[2]), int(found[3]))
+    return Since(last, mark)
 
 
 def is_protocol_5(message: bytes | str) -> bool:
@@ -438,11 +427,11 @@ def is_protocol_5(message: bytes | str) -> bool:
     binary = isinstance(message, bytes)
     data = message if isinstance(message, bytes) else message.encode()
     try:
-        first = logux.decode(data, binary=binary)
+        value = logux.unpack(data, binary=binary)
+        first = logux.parse(value)
     except logux.BadLoguxMessageError:
         return False
     if isinstance(first, logux.Connect):
         major = first.version[0]
-        version = logux.unpack(data, binary=binary)[1]
-        return major == MAJOR or (major >= 1 and not isinstance(version, list))
+        return major == MAJOR or (major >= 1 and not isinstance(value[1], list))
     return isinstance(first, logux.Headers)  # other protocols have no `headers`

@@ -24,14 +24,14 @@ after `REFUSALS_MAX` it is given up (`PublishRefused`). Any acknowledgement, and
 connection, resets the count.
 
 Control frames overtake unsent publishes: a PING must not wait behind megabytes. The subclass has the frames
-and messages: it provides the encoders and decides what each message means.
+and messages: it names the encoders and decides what each message means.
 """
 
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
 from math import inf
-from typing import Any
+from typing import Any, Protocol
 
 from headrace.errors import LocalProtocolError
 from headrace.model import (
@@ -62,8 +62,20 @@ REFUSAL_S = 15.0
 _NAMES_CHECKED_MAX = 4096
 
 
+class Codec(Protocol):
+    """Encoders of a protocol's messages."""
+
+    def encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes: ...
+    def encode_attach(self, topic: str, place: Any, /) -> bytes: ...
+    def encode_detach(self, topic: str, /) -> bytes: ...
+    def encode_of_reader(self, message: readers.ToServer, /) -> bytes: ...
+    def encode_ping(self, timestamp: int, /) -> bytes: ...
+
+
 class ClientSession(LinkedSession[Event]):
     """Session that publishes to topics and subscribes to topics. A subclass has the protocol's messages."""
+
+    _codec: Codec
 
     def __init__(
         self,
@@ -95,9 +107,8 @@ class ClientSession(LinkedSession[Event]):
         self._heard = False
         """True if the server has sent anything on this connection."""
         self._was_hung_up = False
-        self._suspect = -1
         self._refusals = 0
-        """Number of connections in a row that ended because of the publish with the number `_suspect`."""
+        """Number of connections in a row that ended because of the oldest publish."""
 
     @property
     def tick_at(self) -> float:
@@ -132,8 +143,6 @@ class ClientSession(LinkedSession[Event]):
         if not self._heard or not window.sent or now - window.oldest_sent_at > REFUSAL_S:
             return []
         self._was_hung_up = True
-        if self._suspect != window.oldest:
-            self._suspect, self._refusals = window.oldest, 0
         self._refusals += 1
         if self._refusals < REFUSALS_MAX:
             window.alone = self._refusals == REFUSALS_MAX - 1
@@ -161,7 +170,7 @@ class ClientSession(LinkedSession[Event]):
         if len(payload) > PAYLOAD_BYTES_MAX:
             check_payload(payload)
         number = window.next_number
-        window.add(self._encode_publish(topic, number, payload))
+        window.add(self._codec.encode_publish(topic, number, payload))
         return number
 
     def attach(self, topic: str, place: Place | None) -> Place | None:
@@ -277,23 +286,8 @@ class ClientSession(LinkedSession[Event]):
     # Hooks for the protocol.
 
     @abstractmethod
-    def _encode_publish(self, topic: str, number: int, payload: bytes, /) -> bytes: ...
-
-    @abstractmethod
-    def _encode_attach(self, topic: str, place: Place | None) -> bytes: ...
-
-    @abstractmethod
     def _check_place(self, place: object) -> Place:
         """Return a place of this protocol, or raise LocalProtocolError."""
-
-    @abstractmethod
-    def _encode_detach(self, topic: str) -> bytes: ...
-
-    @abstractmethod
-    def _encode_of_reader(self, message: readers.ToServer) -> bytes: ...
-
-    @abstractmethod
-    def _encode_ping(self, timestamp: int) -> bytes: ...
 
     @abstractmethod
     def _reset_decoder(self) -> None:
@@ -319,31 +313,31 @@ class ClientSession(LinkedSession[Event]):
         events.append(PublishesAcknowledged(count))
 
     def _suspect_nothing(self) -> None:
-        self._suspect, self._refusals = -1, 0
+        self._refusals = 0
         self._window.alone = False
 
     def _pong(self, timestamp: int, now: float, events: list[Event]) -> None:
-        if any(timestamp == sent for sent, _ in self._pings):
-            while True:
-                sent, at = self._pings.popleft()
-                if sent == timestamp:
-                    self.latency_s = now - at
-                    self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
-                    self._readers.answered(events)
-                    return
+        if all(timestamp != sent for sent, _ in self._pings):
+            return
+        sent, at = self._pings.popleft()
+        while sent != timestamp:
+            sent, at = self._pings.popleft()
+        self.latency_s = now - at
+        self._sure_until = at + self._ping_interval_s * self._pings_unanswered_max
+        self._readers.answered(events)
 
     def _ping_unheard(self, now: float) -> None:
         """Handle a due ping whose answer would not be read."""
         self._ping_at = now + self._ping_interval_s
 
     def _send_attach(self, name: str, place: Place | None) -> None:
-        self._control.append(self._encode_attach(name, place))
+        self._control.append(self._codec.encode_attach(name, place))
 
     def _send_detach(self, name: str) -> None:
-        self._control.append(self._encode_detach(name))
+        self._control.append(self._codec.encode_detach(name))
 
     def _send_of_reader(self, message: readers.ToServer) -> None:
-        self._control.append(self._encode_of_reader(message))
+        self._control.append(self._codec.encode_of_reader(message))
 
     def _detached(self, topic: str, events: list[Event]) -> None:
         self._topics.detached(topic, events)
@@ -353,7 +347,7 @@ class ClientSession(LinkedSession[Event]):
         timestamp = int(now * 1e6)
         self._pings.append((timestamp, now))
         self._ping_at = now + self._ping_interval_s
-        self._control.append(self._encode_ping(timestamp))
+        self._control.append(self._codec.encode_ping(timestamp))
 
     def _forget_connection(self) -> None:
         self._open = False

@@ -18,6 +18,7 @@ recently answered ping. A process that was stopped, or that has blocked its even
 
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from enum import Enum, auto
 from math import inf
 
@@ -41,6 +42,7 @@ ANSWER_S = 5.0
 HANG_UPS_MAX = 3
 """Connections in a row with an unanswered READ before the client decides that the server has no readers."""
 
+_NOWHERE = Position(0, 0, 0)
 _UNKNOWN = "the server does not know named readers: subscribe without `reader`, or use Headrace"
 
 
@@ -51,49 +53,34 @@ class ReaderState(Enum):
     ACTIVE = auto()
 
 
+@dataclass(slots=True)
 class ReadTopic:
     """One topic that is read under a name."""
 
-    __slots__ = (
-        *(
-            "answer_at",
-            "answered",
-            "grant",
-            "handled",
-            "hang_ups",
-            "newest",
-            "order",
-            "outstanding",
-        ),
-        *("reader", "received", "seen", "sent", "state", "stored", "was_active", "window"),
-    )
-
-    def __init__(self, reader: str, newest: bool, window: int) -> None:
-        self.reader = reader
-        self.newest = newest
-        self.window = window
-        self.state = ReaderState.IDLE
-        self.answer_at = inf
-        self.hang_ups = 0
-        self.answered = False
-        """True once a server has answered: it supports named readers, however often a connection is cut."""
-        self.grant = 0
-        self.was_active = False
-        """True if the application may have records that no other client has received since."""
-        nowhere = Position(0, 0, 0)
-        self.received = nowhere
-        """Position behind the last record that the application has received."""
-        self.seen = nowhere
-        """Position behind the last record of the present grant. Below `received` while records come again."""
-        self.handled = nowhere
-        """End of the prefix."""
-        self.order: deque[tuple[int, int]] = deque()
-        """Offset and ordinal just past each record behind the prefix."""
-        self.outstanding: set[int] = set()
-        """End offsets of the records that are not handled."""
-        self.sent = 0
-        """Last offset that the server was told in the present grant."""
-        self.stored = 0
+    reader: str
+    newest: bool
+    window: int
+    state: ReaderState = ReaderState.IDLE
+    answer_at: float = inf
+    hang_ups: int = 0
+    answered: bool = False
+    """True once a server has answered: it supports named readers, however often a connection is cut."""
+    grant: int = 0
+    was_active: bool = False
+    """True if the application may have records that no other client has received since."""
+    received: Position = _NOWHERE
+    """Position behind the last record that the application has received."""
+    seen: Position = _NOWHERE
+    """Position behind the last record of the present grant. Below `received` while records come again."""
+    handled: Position = _NOWHERE
+    """End of the prefix."""
+    order: deque[tuple[int, int]] = field(default_factory=deque)
+    """Offset and ordinal just past each record behind the prefix."""
+    outstanding: set[int] = field(default_factory=set)
+    """End offsets of the records that are not handled."""
+    sent: int = 0
+    """Last offset that the server was told in the present grant."""
+    stored: int = 0
 
     def start(self, at: Position) -> None:
         self.received = self.handled = at
@@ -176,10 +163,6 @@ class ClientReaders:
         self._unsure.discard(topic)
 
     def handled(self, topic: str, offset: int) -> bool:
-        """Note that the application has handled the record that ends at `offset`.
-
-        Returns False if the record is not, or no longer, this client's to handle.
-        """
         one = self._readers.get(topic)
         if one is None or not one.handle(offset):
             return False
@@ -187,7 +170,6 @@ class ClientReaders:
         return True
 
     def prefix(self, topic: str) -> int:
-        """Return the offset up to which all records were handled; 0 if the topic is not read."""
         one = self._readers.get(topic)
         return one.handled.offset if one is not None else 0
 
@@ -298,7 +280,7 @@ class ClientReaders:
         if one.was_active:
             one.was_active = False
             events.append(ReaderLost(topic, reason))
-        one.start(Position(0, 0, 0))
+        one.start(_NOWHERE)
 
     def _reading(self, one: ReadTopic, message: readers.Reading, events: list[Event]) -> None:
         topic = message.topic

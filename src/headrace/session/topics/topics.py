@@ -30,6 +30,7 @@ The protocol defines the bytes of ATTACH and DETACH: see `client.py`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from headrace.model import RECORD_HEADER_BYTES
@@ -52,13 +53,11 @@ class AttachState(Enum):
     REATTACHING = auto()
 
 
+@dataclass(slots=True)
 class ClientTopic:
-    __slots__ = ("asked", "last", "state")
-
-    def __init__(self, asked: Place | None) -> None:
-        self.state = AttachState.ATTACHING
-        self.asked = asked
-        self.last: Place = 0
+    asked: Place | None
+    state: AttachState = AttachState.ATTACHING
+    last: Place = 0
 
     @property
     def place(self) -> Place | None:
@@ -105,8 +104,7 @@ class ClientTopics:
     def leave(self, name: str) -> bool:
         """Send DETACH for a topic that was read under a name, and wait for the answer as for other topics."""
         if self._connected and name not in self._topics:
-            topic = self._topics[name] = ClientTopic(None)
-            topic.state = AttachState.DETACHING
+            self._topics[name] = ClientTopic(None, AttachState.DETACHING)
             self._send_detach(name)
         return self._connected
 

@@ -24,12 +24,7 @@ WINDOW_BYTES_MAX = 16 * 1024 * 1024
 class Window:
     """The unacknowledged publishes, as encoded frames."""
 
-    __slots__ = (
-        *("_bytes", "_bytes_max", "_frames", "_in_flight", "_overdue", "_publishes_max"),
-        *("_resend_s", "_unsent", "alone", "next_number"),
-    )
-
-    def __init__(self, publishes_max: int, bytes_max: int, resend_s: float = inf) -> None:
+    def __init__(self, publishes_max: int, bytes_max: int, resend_s: float) -> None:
         self.next_number = 0
         self.alone = False
         self._publishes_max = publishes_max
@@ -114,7 +109,7 @@ class Window:
         else:
             for _ in range(count):
                 frames.popleft()
-        oldest = self.next_number - len(frames)
+        oldest = self.oldest
         while self._in_flight and self._in_flight[0][2] <= oldest:
             self._in_flight.popleft()
         while self._overdue and self._overdue[0][0] < oldest:

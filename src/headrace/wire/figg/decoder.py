@@ -9,7 +9,7 @@ before it still count. Sizes are checked in the header, before the body has arri
 
 import struct
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any
 
 from headrace.errors import BadTopicNameError
 from headrace.model import (
@@ -26,70 +26,35 @@ from headrace.model import (
     topic_bytes_max,
 )
 from headrace.wire import readers
-from headrace.wire.figg.messages import (
-    ACK,
-    ATTACH,
-    ATTACHED,
-    DATA,
-    DETACH,
-    DETACHED,
-    FLAG_EXACT,
-    FLAG_NEWEST,
-    FLAGS_FROM_OFFSET,
-    HANDLED_TAIL,
-    HEADER,
-    PING,
-    PONG,
-    PUBLISH,
-    READ_TAIL,
-    READING_TAIL,
-    RECORDS_TAIL,
-    STORED_TAIL,
-    U16,
-    U32,
-    U64,
-    VERSION,
-    Ack,
-    Attach,
-    Attached,
-    Bad,
-    Data,
-    Detach,
-    Detached,
-    Ping,
-    Pong,
-    Publishes,
-    ToClient,
-    ToServer,
-    publish_struct,
-)
+from headrace.wire.figg import messages as figg
+from headrace.wire.figg.messages import DATA, HEADER, PUBLISH, TAILS, U16, U32, U64, VERSION
 
 _HEADER_BYTES = HEADER.size
 _TOPIC_FIELD_MAX = 4 + RESERVED_TOPIC_BYTES_MAX
 _PAYLOAD_FIELD_MAX = RECORD_HEADER_BYTES + PAYLOAD_BYTES_MAX
 
 _TO_SERVER_BYTES_MAX = {
-    ATTACH: 2 + _TOPIC_FIELD_MAX + 8,
-    DETACH: _TOPIC_FIELD_MAX,
+    figg.ATTACH: 2 + _TOPIC_FIELD_MAX + 8,
+    figg.DETACH: _TOPIC_FIELD_MAX,
     PUBLISH: 4 + TOPIC_BYTES_MAX + 8 + _PAYLOAD_FIELD_MAX,
-    PING: 8,
-    readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + READ_TAIL.size,
-    readers.HANDLED: _TOPIC_FIELD_MAX + HANDLED_TAIL.size,
+    figg.PING: 8,
+    readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + TAILS[readers.READ].size,
+    readers.HANDLED: _TOPIC_FIELD_MAX + TAILS[readers.HANDLED].size,
 }
 _TO_CLIENT_BYTES_MAX = {
-    ATTACHED: _TOPIC_FIELD_MAX + 8,
-    DETACHED: _TOPIC_FIELD_MAX,
-    ACK: 8,
+    figg.ATTACHED: _TOPIC_FIELD_MAX + 8,
+    figg.DETACHED: _TOPIC_FIELD_MAX,
+    figg.ACK: 8,
     DATA: _TOPIC_FIELD_MAX + 8 + _PAYLOAD_FIELD_MAX,
-    PONG: 8,
-    readers.WAITING: _TOPIC_FIELD_MAX + U32.size,
-    readers.READING: _TOPIC_FIELD_MAX + READING_TAIL.size,
-    readers.RECORDS: _TOPIC_FIELD_MAX + RECORDS_TAIL.size + readers.RECORDS_BYTES_MAX,
-    readers.STORED: _TOPIC_FIELD_MAX + STORED_TAIL.size,
-    readers.LOST: _TOPIC_FIELD_MAX + U16.size + readers.REASON_BYTES_MAX,
+    figg.PONG: 8,
+    readers.WAITING: _TOPIC_FIELD_MAX + TAILS[readers.WAITING].size,
+    readers.READING: _TOPIC_FIELD_MAX + TAILS[readers.READING].size,
+    readers.RECORDS: _TOPIC_FIELD_MAX + TAILS[readers.RECORDS].size + readers.RECORDS_BYTES_MAX,
+    readers.STORED: _TOPIC_FIELD_MAX + TAILS[readers.STORED].size,
+    readers.LOST: _TOPIC_FIELD_MAX + TAILS[readers.LOST].size + readers.REASON_BYTES_MAX,
 }
 _OWN = ("ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
-_NAMES = dict(enumerate(_OWN, ATTACH)) | {
+_NAMES = dict(enumerate(_OWN, figg.ATTACH)) | {
     kind: name.upper() for kind, name in readers.NAMES.items()
 }
 
@@ -169,16 +134,16 @@ class ServerDecoder(_Decoder):
         self.unread = b""
         """Bytes that were left when `receive` reached its limit of messages; its next call begins there."""
 
-    def receive(self, data: bytes) -> list[ToServer]:
+    def receive(self, data: bytes) -> list[figg.ToServer]:
         """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""
         if self.unread:
             data, self.unread = self.unread + data, b""
         data = b"" if self.closed else self._take(data)
         if not data:
             return []
-        out: list[ToServer] = []
+        out: list[figg.ToServer] = []
         records: dict[str, list[bytes]] = {}
-        lowest = highest = -1
+        lowest, highest = 1 << 64, -1
         position, end, need = 0, len(data), _HEADER_BYTES
         # The publish loop expects a frame like the previous one: if the next topic name has the same
         # length, one unpack reads everything to be checked. `field` is the topic with its length.
@@ -209,16 +174,15 @@ class ServerDecoder(_Decoder):
                             if known is None:
                                 known = records.setdefault(_publish_topic(again), [])
                                 batches[again] = known
-                            batch, field = known, again
-                            append, extend = batch.append, batch.extend
+                            append, extend, field = known.append, known.extend, again
                             previous = 0
                         if size == previous and position >= look_at:
                             same = _same_frames(data, position, end, size, payload_at)
                             if same:
-                                position = same.end
-                                extend(same.records)
-                                highest = max(highest, same.highest)
-                                lowest = min(lowest, same.lowest)
+                                position, alike, least, most = same
+                                extend(alike)
+                                highest = max(highest, most)
+                                lowest = min(lowest, least)
                                 continue
                             look_at = position + _SAME_FRAMES * (_HEADER_BYTES + size)
                         previous = size
@@ -246,14 +210,12 @@ class ServerDecoder(_Decoder):
                     batch = records.setdefault(topic, [])
                     append, extend = batch.append, batch.extend
                     append(data[after + 8 : stop])
-                    if highest < 0:
-                        lowest = highest = seq_num
-                    elif seq_num > highest:
+                    if seq_num > highest:
                         highest = seq_num
-                    elif seq_num < lowest:
+                    if seq_num < lowest:
                         lowest = seq_num
                     if after - body != len(field):
-                        fast = publish_struct(after - body)
+                        fast = figg.publish_struct(after - body)
                         fast_bytes = fast.size
                         overhead = after - body + 12
                         payload_at = _HEADER_BYTES + after - body + 8
@@ -267,43 +229,36 @@ class ServerDecoder(_Decoder):
         except (_BadFrameError, BadTopicNameError) as error:
             self.closed = True
             self.unread = b""
-            bad: Bad | None = Bad(str(error), _refused_publish(data[position:]))
+            bad: figg.Bad | None = figg.Bad(str(error), _refused_publish(data[position:]))
         else:
             bad = None
             if position < end:
                 self._keep(data[position:], need)
         if highest >= 0:
-            out.append(Publishes(records, lowest, highest))
+            out.append(figg.Publishes(records, lowest, highest))
         if bad is not None:
             out.append(bad)
         return out
 
-    def _control(self, kind: int, data: bytes, body: int, stop: int) -> ToServer:
-        if kind == PING:
-            return Ping(_only_u64(data, body, stop))
-        if kind == DETACH:
+    def _control(self, kind: int, data: bytes, body: int, stop: int) -> figg.ToServer:
+        if kind == figg.PING:
+            return figg.Ping(_only_u64(data, body, stop))
+        if kind == figg.DETACH:
             after = _topic_end(data, body, stop)
             if after != stop:
                 raise _BadFrameError(f"{stop - after} bytes too many behind the topic")
-            return Detach(_topic(data[body:after]))
+            return figg.Detach(_topic(data[body:after]))
         if kind == readers.READ:
             return _read(data, body, stop)
         if kind == readers.HANDLED:
-            topic, at = _topic_before(data, body, stop, HANDLED_TAIL)
-            return readers.Handled(topic, *HANDLED_TAIL.unpack_from(data, at))
-        return self._attach(data, body, stop)
-
-    def _attach(self, data: bytes, body: int, stop: int) -> Attach:
-        if stop - body < 2:
-            raise _BadFrameError("ATTACH ends inside its flags")
-        flags = U16.unpack_from(data, body)[0]
-        after = _topic_end(data, body + 2, stop)
-        topic = _topic(data[body + 2 : after])
-        from_offset = bool(flags & FLAGS_FROM_OFFSET)
+            topic, fields, _ = _topic_and_tail(kind, data, body, stop)
+            return readers.Handled(topic, *fields)
+        flags, topic, after = _flags_and_topic(kind, data, body, stop)
+        from_offset = bool(flags & figg.FLAGS_FROM_OFFSET)
         # Without the flag the offset is unused, and some clients leave it out.
         if stop - after != 8 and (from_offset or stop != after):
             raise _BadFrameError(f"ATTACH has {stop - after} bytes where its offset has 8")
-        return Attach(topic, U64.unpack_from(data, after)[0] if from_offset else None)
+        return figg.Attach(topic, U64.unpack_from(data, after)[0] if from_offset else None)
 
 
 class ClientDecoder(_Decoder):
@@ -311,12 +266,12 @@ class ClientDecoder(_Decoder):
 
     __slots__ = ()
 
-    def receive(self, data: bytes) -> list[ToClient]:
+    def receive(self, data: bytes) -> list[figg.ToClient]:
         """Return every message that `data` completes. After a `Bad`, all input is ignored."""
         data = b"" if self.closed else self._take(data)
         if not data:
             return []
-        out: list[ToClient] = []
+        out: list[figg.ToClient] = []
         position, end, need = 0, len(data), _HEADER_BYTES
         field, fast, fast_bytes, payload_at, overhead = b"", _NOTHING_KNOWN, 1 << 62, 0, 0
         messages: list[tuple[int, bytes]] = []
@@ -351,9 +306,9 @@ class ClientDecoder(_Decoder):
                     after = _topic_end(data, body, stop)
                     _check_publish(data, after, stop)
                     messages = [(U64.unpack_from(data, after)[0], data[after + 12 : stop])]
-                    out.append(Data(_topic(data[body:after]), messages))
+                    out.append(figg.Data(_topic(data[body:after]), messages))
                     if after - body != len(field):
-                        fast = publish_struct(after - body)
+                        fast = figg.publish_struct(after - body)
                         fast_bytes = fast.size
                         overhead = after - body + 12
                         payload_at = _HEADER_BYTES + after - body + 12
@@ -364,89 +319,75 @@ class ClientDecoder(_Decoder):
                 position = stop
         except (_BadFrameError, BadTopicNameError) as error:
             self.closed = True
-            out.append(Bad(str(error)))
+            out.append(figg.Bad(str(error)))
         else:
             if position < end:
                 self._keep(data[position:], need)
         return out
 
-    def _control(self, kind: int, data: bytes, body: int, stop: int) -> ToClient:
-        if kind == ACK:
-            return Ack(_only_u64(data, body, stop))
-        if kind == PONG:
-            return Pong(_only_u64(data, body, stop))
+    def _control(self, kind: int, data: bytes, body: int, stop: int) -> figg.ToClient:
+        if kind == figg.ACK:
+            return figg.Ack(_only_u64(data, body, stop))
+        if kind == figg.PONG:
+            return figg.Pong(_only_u64(data, body, stop))
         if kind in readers.NAMES:
             return _of_reader(kind, data, body, stop)
         after = _topic_end(data, body, stop)
         topic = _topic(data[body:after])
-        tail = 8 if kind == ATTACHED else 0
+        tail = 8 if kind == figg.ATTACHED else 0
         if stop - after != tail:
             raise _BadFrameError(f"{_NAMES[kind]} has {stop - after} bytes behind its topic")
-        if kind == DETACHED:
-            return Detached(topic)
-        return Attached(topic, U64.unpack_from(data, after)[0])
+        if kind == figg.DETACHED:
+            return figg.Detached(topic)
+        return figg.Attached(topic, U64.unpack_from(data, after)[0])
 
 
 def _read(data: bytes, body: int, stop: int) -> readers.Read:
-    if stop - body < 2:
-        raise _BadFrameError("READ ends inside its flags")
-    flags = U16.unpack_from(data, body)[0]
-    after_topic = _topic_end(data, body + 2, stop)
-    topic = _topic(data[body + 2 : after_topic])
+    flags, topic, after_topic = _flags_and_topic(readers.READ, data, body, stop)
     after = _topic_end(data, after_topic, stop)
     try:
         reader = data[after_topic + 4 : after].decode()
     except UnicodeDecodeError:
         raise _BadFrameError("the reader's name is not UTF-8") from None
-    if stop - after != READ_TAIL.size:
+    if stop - after != TAILS[readers.READ].size:
         raise _BadFrameError(f"READ has {stop - after} bytes behind its names")
-    instance, window = READ_TAIL.unpack_from(data, after)
-    return readers.Read(topic, reader, bool(flags & FLAG_NEWEST), instance, window)
+    tail = TAILS[readers.READ].unpack_from(data, after)
+    return readers.Read(topic, reader, bool(flags & figg.FLAG_NEWEST), *tail)
+
+
+def _flags_and_topic(kind: int, data: bytes, body: int, stop: int) -> tuple[int, str, int]:
+    """Return the flags and the topic with which a frame begins, and the position behind them."""
+    if stop - body < 2:
+        raise _BadFrameError(f"{_NAMES[kind]} ends inside its flags")
+    after = _topic_end(data, body + 2, stop)
+    return U16.unpack_from(data, body)[0], _topic(data[body + 2 : after]), after
 
 
 def _of_reader(kind: int, data: bytes, body: int, stop: int) -> readers.ToClient:
     """Decode a server's message about a named reader."""
+    topic, fields, rest = _topic_and_tail(kind, data, body, stop)
     if kind == readers.RECORDS:
-        topic, at = _topic_before(data, body, stop, RECORDS_TAIL, more=True)
-        epoch, offset, ordinal, ms = RECORDS_TAIL.unpack_from(data, at)
-        records = data[at + RECORDS_TAIL.size : stop]
-        return readers.Records(topic, epoch, offset, ordinal, ms, records)
+        epoch, offset, ordinal, ms = fields
+        return readers.Records(topic, epoch, offset, ordinal, ms, rest)
     if kind == readers.STORED:
-        topic, at = _topic_before(data, body, stop, STORED_TAIL)
-        return readers.Stored(topic, *STORED_TAIL.unpack_from(data, at))
+        return readers.Stored(topic, *fields)
     if kind == readers.READING:
-        topic, at = _topic_before(data, body, stop, READING_TAIL)
-        grant, flags, asked, *start = READING_TAIL.unpack_from(data, at)
-        return readers.Reading(topic, grant, asked, bool(flags & FLAG_EXACT), *start)
+        grant, flags, asked, *start = fields
+        return readers.Reading(topic, grant, asked, bool(flags & figg.FLAG_EXACT), *start)
     if kind == readers.LOST:
-        topic, at = _topic_before(data, body, stop, U16, more=True)
-        reason = data[at + U16.size : stop].decode(errors="replace")
-        return readers.Lost(topic, U16.unpack_from(data, at)[0], reason)
-    topic, at = _topic_before(data, body, stop, U32)
-    return readers.Waiting(topic, *U32.unpack_from(data, at))
+        return readers.Lost(topic, fields[0], rest.decode(errors="replace"))
+    return readers.Waiting(topic, *fields)
 
 
-def _topic_before(
-    data: bytes, body: int, stop: int, tail: struct.Struct, more: bool = False
-) -> tuple[str, int]:
-    """Return the topic, and the position of the fixed fields behind it.
-
-    With `more`, other bytes may follow the fixed fields.
-    """
-    after = _topic_end(data, body, stop)
-    left = stop - after - tail.size
-    if left < 0 or (left and not more):
+def _topic_and_tail(
+    kind: int, data: bytes, body: int, stop: int
+) -> tuple[str, tuple[Any, ...], bytes]:
+    """Return the topic with which a frame begins, the fixed fields behind it, and the bytes behind them."""
+    after, tail = _topic_end(data, body, stop), TAILS[kind]
+    rest = after + tail.size
+    if rest > stop or (rest < stop and kind not in (readers.RECORDS, readers.LOST)):
         raise _BadFrameError(f"{stop - after} bytes behind the topic where {tail.size} belong")
-    return _topic(data[body:after]), after
-
-
-class _SameFrames(NamedTuple):
-    """A run of PUBLISH frames that differ only in number and payload."""
-
-    end: int
-    records: list[bytes]
-    lowest: int
-    highest: int
+    return _topic(data[body:after]), tail.unpack_from(data, after), data[rest:stop]
 
 
 _SAME_FRAMES = 64
@@ -455,8 +396,10 @@ _SAME_FRAMES = 64
 
 def _same_frames(
     data: bytes, position: int, end: int, size: int, record_at: int
-) -> _SameFrames | None:
-    """Decode frames that differ from the one at `position` only in number and payload; None without a run.
+) -> tuple[int, list[bytes], int, int] | None:
+    """Decode PUBLISH frames that differ from the one at `position` only in number and payload.
+
+    Returns their end, their records, and the lowest and the highest number; None without such a run.
 
     Publishers often send many messages of one size. To find a run of them, the bytes of their headers are
     compared column by column; then the run is unpacked without a loop over its frames. The search doubles
@@ -488,7 +431,7 @@ def _same_frames(
         records += fields[1::2]
         lowest = min(lowest, *numbers)
         highest = max(highest, *numbers)
-    return _SameFrames(position + count * frame, records, lowest, highest)
+    return position + count * frame, records, lowest, highest
 
 
 @lru_cache(maxsize=64)

@@ -6,7 +6,7 @@ A frame is a header (`uint16` type, `uint16` version, `uint32` payload size) and
 
 import struct
 from collections.abc import Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import accumulate, chain, repeat
 from typing import NamedTuple
 
@@ -33,12 +33,17 @@ HEADER = struct.Struct(">HHI")
 U16 = struct.Struct(">H")
 U32 = struct.Struct(">I")
 U64 = struct.Struct(">Q")
-READ_TAIL = struct.Struct(">QQ")
-READING_TAIL = struct.Struct(">QHQQQQ")
-RECORDS_TAIL = struct.Struct(">QQQQ")
-HANDLED_TAIL = struct.Struct(">QQQ")
-STORED_TAIL = struct.Struct(">QQ")
-"""The `_TAIL` structs are the fixed fields behind the names, in messages of named readers."""
+_RECORDS_TAIL = struct.Struct(">QQQQ")
+TAILS = {
+    readers.READ: struct.Struct(">QQ"),
+    readers.WAITING: U32,
+    readers.READING: struct.Struct(">QHQQQQ"),
+    readers.RECORDS: _RECORDS_TAIL,
+    readers.HANDLED: struct.Struct(">QQQ"),
+    readers.STORED: struct.Struct(">QQ"),
+    readers.LOST: U16,
+}
+"""Messages of named readers: the fixed fields behind the names."""
 
 _FIELDS_CACHED_MAX = 1024
 """Limit of cached topic fields: a publisher or a delivery has few topics at a time."""
@@ -105,8 +110,7 @@ ToClient = Attached | Detached | Ack | Data | Pong | readers.ToClient | Bad
 
 def encode_attach(topic: str, offset: int | None) -> bytes:
     flags = 0 if offset is None else FLAG_FROM_OFFSET
-    field = _topic_field(topic)
-    return _frame(ATTACH, U16.pack(flags) + field + U64.pack(offset or 0))
+    return _frame(ATTACH, U16.pack(flags) + _topic_field(topic) + U64.pack(offset or 0))
 
 
 def encode_attached(topic: str, offset: int) -> bytes:
@@ -155,30 +159,26 @@ def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:
 
 
 def encode_records(message: readers.Records) -> bytes:
-    tail = RECORDS_TAIL.pack(message.epoch, message.offset, message.ordinal, message.ms)
+    tail = _RECORDS_TAIL.pack(message.epoch, message.offset, message.ordinal, message.ms)
     return _frame(readers.RECORDS, _topic_field(message.topic) + tail + message.data)
 
 
 def encode_of_reader(message: readers.ToServer | readers.ToClient) -> bytes:
     """Encode any message of a named reader."""
-    before = b""
-    if isinstance(message, readers.Handled):
-        tail = HANDLED_TAIL.pack(message.grant, message.offset, message.ordinal)
-    elif isinstance(message, readers.Stored):
-        tail = STORED_TAIL.pack(message.grant, message.offset)
-    elif isinstance(message, readers.Records):
+    if isinstance(message, readers.Records):
         return encode_records(message)
-    elif isinstance(message, readers.Waiting):
-        tail = U32.pack(message.ahead)
+    kind, (topic, *fields) = readers.TYPES[type(message)], astuple(message)
+    before, after = _topic_field(topic), b""
+    if isinstance(message, readers.Read):
+        flags = FLAG_NEWEST if message.newest else 0
+        before = U16.pack(flags) + before + _topic_field(message.reader)
+        fields = [message.instance, message.window]
     elif isinstance(message, readers.Reading):
-        _, grant, asked, exact, *position = astuple(message)
-        tail = READING_TAIL.pack(grant, FLAG_EXACT if exact else 0, asked, *position)
+        grant, asked, exact, *position = fields
+        fields = [grant, FLAG_EXACT if exact else 0, asked, *position]
     elif isinstance(message, readers.Lost):
-        tail = U16.pack(message.code) + message.reason.encode()[: readers.REASON_BYTES_MAX]
-    else:
-        before = U16.pack(FLAG_NEWEST if message.newest else 0)
-        tail = _topic_field(message.reader) + READ_TAIL.pack(message.instance, message.window)
-    return _frame(readers.TYPES[type(message)], before + _topic_field(message.topic) + tail)
+        after = fields.pop().encode()[: readers.REASON_BYTES_MAX]
+    return _frame(kind, before + TAILS[kind].pack(*fields) + after)
 
 
 class _DataHeads(dict[int, bytes]):
@@ -203,15 +203,10 @@ def _topic_field(topic: str) -> bytes:
     return U32.pack(len(encoded)) + encoded
 
 
-_publish_structs: dict[int, struct.Struct] = {}
-
-
+@cache
 def publish_struct(field_bytes: int) -> struct.Struct:
     """Return the struct of a PUBLISH or DATA before its payload, for a topic field of `field_bytes`.
 
     It has the header, the topic field, the number and the payload size.
     """
-    made = _publish_structs.get(field_bytes)
-    if made is None:
-        made = _publish_structs[field_bytes] = struct.Struct(f">HHI{field_bytes}sQI")
-    return made
+    return struct.Struct(f">HHI{field_bytes}sQI")

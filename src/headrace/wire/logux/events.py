@@ -40,7 +40,7 @@ def outgoing_of(channel: str, at: Position, records: Sequence[bytes]) -> Iterato
     for number, record in enumerate(records):
         # Without escapes, a string has one form in JSON: a record without it need not be decoded.
         if name in record or b"\\" in record:
-            for one in outgoing(Position(at.epoch, at.offset, at.ordinal + number), [record]):
+            for one in outgoing(at._replace(ordinal=at.ordinal + number), [record]):
                 if one.channel == channel:
                     yield one
 
@@ -139,7 +139,7 @@ class ChannelEvents:
             template = one.shown.template
             if template is None:
                 return
-            head = websocket.head(_blank_length(template), websocket.TEXT)
+            head = websocket.head(len(template % (0, 0)), websocket.TEXT)
             frames += (head.replace(b"%", b"%%"), template)
             self._filled += (int(one.shown.ms), int(one.shown.time))
         self._frames = b"".join(frames)
@@ -163,7 +163,6 @@ def _channel_of(envelope: Envelope) -> str | None:
     return event.channel
 
 
-_BLANK_WIDTH = 15
 _BLANK = b"%15d"
 """Blank for a number. Spaces pad the number on the left, which JSON allows."""
 _BLANK_MAX = 10**13
@@ -179,7 +178,11 @@ class Shown:
         ms, self.node, counter = id_of(envelope).split(" ")
         self.client = logux.client_of(self.node)
         self.ms = _number(ms)
-        self.time = envelope.time if envelope.time is not None else self._first(envelope)
+        if envelope.time is not None:
+            self.time = envelope.time
+        else:
+            stamp = stamp_of(created_of(envelope))
+            self.time = stamp.ms if stamp is not None else self.ms
         tail = b',"channels":%b' % _json([channel])
         subprotocol = (envelope.meta or {}).get("subprotocol")
         if subprotocol is not None:
@@ -189,10 +192,6 @@ class Shown:
             b',%b,%b],"time":' % (_json(self.node), counter.encode()),
             tail + b"}]",
         )
-
-    def _first(self, envelope: Envelope) -> Number:
-        stamp = stamp_of(created_of(envelope))
-        return stamp.ms if stamp is not None else self.ms
 
     def sync(self, base: int) -> bytes:
         """Return the `sync` with this event for a peer with this base, in JSON."""
@@ -212,11 +211,6 @@ class Shown:
             return None
         head, middle, tail = (part.replace(b"%", b"%%") for part in self._parts)
         return b"".join((head, _BLANK, middle, _BLANK, tail))
-
-
-def _blank_length(template: bytes) -> int:
-    """Return the length of a template when its blanks are filled."""
-    return len(template) - template.count(b"%%") + 2 * (_BLANK_WIDTH - len(_BLANK))
 
 
 def _number(text: str) -> Number:

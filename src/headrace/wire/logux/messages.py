@@ -100,7 +100,7 @@ _pack_json = msgspec.json.Encoder().encode
 _pack_msgpack = msgspec.msgpack.Encoder().encode
 
 
-def encode(message: Sequence[Any], *, binary: bool) -> bytes:
+def encode(message: Sequence[Any] | Mapping[str, Any], *, binary: bool) -> bytes:
     """Encode a message in a server's WebSocket frame."""
     opcode = websocket.BINARY if binary else websocket.TEXT
     return websocket.frame(pack(message, binary=binary), opcode)
@@ -210,11 +210,9 @@ def type_of(message: Message) -> str:
 def _connect(value: list[Any]) -> Connect:
     _check_length(value, 3, 5)
     version, host = _version(value), _host(value)
-    if len(value) == 3:
-        return Connect(version, host, 0)
-    if not _is_number(value[3]):
+    if len(value) == 3 or not _is_number(value[3]):
         # The seed's first example has credentials and no position.
-        return Connect(version, host, 0, value[3])
+        return Connect(version, host, 0, *value[3:4])
     return Connect(version, host, _position(value, 3), *value[4:])
 
 
@@ -379,7 +377,7 @@ def _is_node(value: Any) -> bool:
 
 def _is_short(value: Any) -> bool:
     """True for a number that JavaScript writes without an exponent."""
-    return (type(value) is int or type(value) is float) and abs(value) < _SHORT_MAX
+    return _is_number(value) and abs(value) < _SHORT_MAX
 
 
 def client_of(node: str) -> str:

@@ -10,7 +10,7 @@ messages before it still count.
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Annotated, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Raw, Struct, UnsetType
@@ -24,32 +24,8 @@ from headrace.model import (
     refusal_of,
 )
 from headrace.wire import readers, websocket
-from headrace.wire.wombat.messages import (
-    ACK,
-    ATTACH,
-    ATTACHED,
-    DETACH,
-    DETACHED,
-    NAMES,
-    PAYLOAD,
-    PING,
-    PONG,
-    PUBLISH,
-    SEQUENCE_NUMBERS,
-    Ack,
-    Attach,
-    Attached,
-    Bad,
-    Detach,
-    Detached,
-    Number,
-    Payloads,
-    Ping,
-    Pong,
-    Publishes,
-    ToClient,
-    ToServer,
-)
+from headrace.wire.wombat import messages as wombat
+from headrace.wire.wombat.messages import Attach, Bad, Detach, Number, Ping, ToClient, ToServer
 
 _U32 = struct.Struct(">I")
 
@@ -137,95 +113,44 @@ class ServerDecoder:
         out: list[ToServer] = []
         if self.closed:
             return out
-        gathered = _Gathered()
+        records: dict[str, list[bytes]] = {}
+        numbers: dict[str, list[int]] = {}
+        in_order, expected = True, -1
         bad: Bad | None = None
-        try:
-            gathered.take(messages, out)
-        except (_BadMessageError, BadTopicNameError) as error:
-            code = getattr(error, "code", websocket.POLICY_VIOLATION)
-            bad = Bad(code, str(error), _refused_publish(messages[gathered.bad_at]))
-        if gathered.batches:
-            out.append(gathered.publishes())
-        if bad is not None:
-            self.closed = True
-            out.append(bad)
-        return out
-
-
-class _Batch:
-    """Publishes to one topic."""
-
-    __slots__ = ("numbers", "records")
-
-    def __init__(self) -> None:
-        self.records: list[bytes] = []
-        self.numbers: list[int] = []
-
-
-class _Gathered:
-    """The publishes of one read."""
-
-    __slots__ = ("bad_at", "batches", "first", "in_order")
-
-    def __init__(self) -> None:
-        self.batches: dict[str, _Batch] = {}
-        self.first = -1
-        self.in_order = True
-        self.bad_at = 0
-        """Index of the bad message, if there is one."""
-
-    def take(self, messages: Sequence[bytes], others: list[ToServer]) -> None:
-        """Gather the publishes, and append all other messages to `others`."""
-        index, expected = 0, -1
+        message = b""
         try:
             for index, message in enumerate(messages):
                 found = _to_server(message)
                 if not isinstance(found, _Publish):
-                    others.append(found)
+                    out.append(found)
                     continue
-                payload, number = found.message, found.sequence_number
+                topic, payload, number = found.topic, found.message, found.sequence_number
                 if len(payload) > PAYLOAD_BYTES_MAX:
                     raise _BadMessageError(
                         f"a payload of {len(payload)} bytes, at most {PAYLOAD_BYTES_MAX} are allowed",
                         websocket.TOO_BIG,
                     )
-                batch = self._batch(found.topic)
+                if topic not in records:
+                    check_publish_topic(topic)
+                    records[topic], numbers[topic] = [], []
                 if not index and (alike := _cut(messages, payload)) is not None:
-                    self.first = number
-                    batch.records += alike.records
-                    batch.numbers += alike.numbers
-                    self.in_order = alike.numbers == tuple(range(number, number + len(messages)))
-                    return
-                batch.records.append(_U32.pack(len(payload)) + payload)
-                batch.numbers.append(number)
-                if number != expected:
-                    self._jump(expected, number)
-                expected = number + 1
-        except (_BadMessageError, BadTopicNameError):
-            self.bad_at = index
-            raise
-
-    def publishes(self) -> Publishes:
-        return Publishes(
-            {topic: batch.records for topic, batch in self.batches.items()},
-            {topic: batch.numbers for topic, batch in self.batches.items()},
-            self.in_order,
-            self.first,
-        )
-
-    def _batch(self, topic: str) -> _Batch:
-        batch = self.batches.get(topic)
-        if batch is None:
-            check_publish_topic(topic)
-            batch = self.batches[topic] = _Batch()
-        return batch
-
-    def _jump(self, expected: int, number: int) -> None:
-        """Note the first number, or a number that does not follow the one before it. Numbers wrap around."""
-        if expected < 0:
-            self.first = number
-        elif number != expected % SEQUENCE_NUMBERS:
-            self.in_order = False
+                    records[topic], numbers[topic] = alike
+                    in_order = numbers[topic] == list(range(number, number + len(messages)))
+                    break
+                records[topic].append(_U32.pack(len(payload)) + payload)
+                numbers[topic].append(number)
+                if number != expected and expected >= 0:
+                    in_order = False
+                expected = (number + 1) % wombat.SEQUENCE_NUMBERS
+        except (_BadMessageError, BadTopicNameError) as error:
+            self.closed = True
+            code = getattr(error, "code", websocket.POLICY_VIOLATION)
+            bad = Bad(code, str(error), _refused_publish(message))
+        if records:
+            out.append(wombat.Publishes(records, numbers, in_order))
+        if bad is not None:
+            out.append(bad)
+        return out
 
 
 def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _Publish:
@@ -233,39 +158,19 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _P
         return _publish_decoder.decode(message).publish
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # not a plain publish: the code below finds its type or its error
-    found = _decode(_to_server_decoder, message)
-    if found.type == PUBLISH and found.publish:
-        publish = found.publish
-        return _Publish(publish.topic, _payload(publish.message), publish.sequence_number)
-    if found.type == PING and found.ping:
-        _decode(_number_decoder, found.ping.timestamp)
-        return Ping(bytes(found.ping.timestamp))
-    if found.type == ATTACH and found.attach:
-        check_topic_name(found.attach.topic)
-        return found.attach if found.attach.serial else Attach(found.attach.topic)
-    if found.type == DETACH and found.detach:
-        check_topic_name(found.detach.topic)
-        return found.detach
-    if found.type == readers.READ and found.read:
-        check_topic_name(found.read.topic)
-        asked = found.read
-        newest = asked.start == "newest"
-        return readers.Read(asked.topic, asked.reader, newest, asked.instance, asked.window)
-    if found.type == readers.HANDLED and found.handled:
-        return found.handled
-    known = (ATTACH, PUBLISH, PING, DETACH, readers.READ, readers.HANDLED)
-    raise _wrong_type(found.type, known, "a client")
-
-
-class _Alike(NamedTuple):
-    """Publishes that differ only in payload and number: they are cut apart together.
-
-    Publishers often send many messages of one size, with the fields in the protocol's order and no other
-    fields.
-    """
-
-    records: list[bytes]
-    numbers: tuple[int, ...]
+    found = _fields(_decode(_to_server_decoder, message), "a client")
+    if isinstance(found, _AnyPublish):
+        return _Publish(found.topic, _payload(found.message), found.sequence_number)
+    if isinstance(found, _Timestamp):
+        _decode(_number_decoder, found.timestamp)
+        return Ping(bytes(found.timestamp))
+    if isinstance(found, readers.Handled):
+        return found
+    check_topic_name(found.topic)
+    if isinstance(found, _Read):
+        newest = found.start == "newest"
+        return readers.Read(found.topic, found.reader, newest, found.instance, found.window)
+    return found if isinstance(found, Detach) or found.serial else Attach(found.topic)
 
 
 _ALIKE = 64
@@ -284,10 +189,12 @@ MessagePack writes the smallest numbers in other ways: those messages are decode
 """
 
 
-def _cut(messages: Sequence[bytes], payload: bytes) -> _Alike | None:
-    """Cut messages of the same form as the first, whose payload is known; None if another form is among them.
+def _cut(messages: Sequence[bytes], payload: bytes) -> tuple[list[bytes], list[int]] | None:
+    """Cut publishes that differ only in payload and number into records and numbers; None for other messages.
 
-    To check this, the messages are built again from the parts and compared.
+    Publishers often send many messages of one size, with the fields in the protocol's order and no other
+    fields. `payload` is that of the first. To check the form of all, the messages are built again from the
+    parts and compared.
     """
     if len(messages) < _ALIKE or len(set(map(len, messages))) > 1:
         return None
@@ -309,7 +216,7 @@ def _cut(messages: Sequence[bytes], payload: bytes) -> _Alike | None:
             return None
         records += map(record_head.__add__, fields[::2])
         numbers += fields[1::2]
-    return _Alike(records, struct.unpack(f">{len(numbers)}{code}", b"".join(numbers)))
+    return records, list(struct.unpack(f">{len(numbers)}{code}", b"".join(numbers)))
 
 
 @lru_cache(maxsize=4 * _ALIKE)
@@ -369,10 +276,10 @@ class _AnyPayload(Struct):
 class _ToClient(Struct):
     type: int
     payload: _AnyPayload | UnsetType = UNSET
-    ack: Ack | UnsetType = UNSET
-    attached: Attached | UnsetType = UNSET
-    pong: Pong | UnsetType = UNSET
-    detached: Detached | UnsetType = UNSET
+    ack: wombat.Ack | UnsetType = UNSET
+    attached: wombat.Attached | UnsetType = UNSET
+    pong: wombat.Pong | UnsetType = UNSET
+    detached: wombat.Detached | UnsetType = UNSET
     waiting: readers.Waiting | UnsetType = UNSET
     reading: readers.Reading | UnsetType = UNSET
     records: readers.Records | UnsetType = UNSET
@@ -406,7 +313,7 @@ class ClientDecoder:
                     continue
                 if found.topic != topic:
                     topic, payloads = found.topic, []
-                    out.append(Payloads(topic, payloads))
+                    out.append(wombat.Payloads(topic, payloads))
                 payloads.append((found.serial, found.message))
         except _BadMessageError as error:
             self.closed = True
@@ -421,17 +328,12 @@ def _to_client(message: bytes) -> ToClient | _Payload | None:
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # not a plain payload: the code below finds its type or its error
     found = _decode(_to_client_decoder, message)
-    if found.type == PAYLOAD and found.payload:
-        payload = found.payload
-        return _Payload(payload.topic, payload.serial, _payload(payload.message))
-    if found.type in _ANSWERS and (answer := getattr(found, NAMES[found.type])):
-        return answer  # type: ignore[no-any-return]
-    if found.type not in NAMES:
+    if found.type not in wombat.NAMES:
         return None
-    raise _wrong_type(found.type, (PAYLOAD, *_ANSWERS), "a server")
-
-
-_ANSWERS = {ATTACHED, ACK, PONG, DETACHED, *readers.NAMES} - {readers.READ, readers.HANDLED}
+    fields = _fields(found, "a server")
+    if isinstance(fields, _AnyPayload):
+        return _Payload(fields.topic, fields.serial, _payload(fields.message))
+    return fields  # type: ignore[no-any-return]
 
 
 # Both sides
@@ -471,6 +373,19 @@ _bytes_decoder = msgspec.msgpack.Decoder(bytes)
 _number_decoder = msgspec.msgpack.Decoder(int | float)
 
 
+def _fields(message: _ToServer | _ToClient, sender: str) -> Any:
+    """Return the fields of a message, which are under the name of its type."""
+    name = wombat.NAMES.get(message.type)
+    if name is None:
+        raise _BadMessageError(f"unknown message type {message.type}")
+    fields = getattr(message, name, None)
+    if fields is None:
+        raise _BadMessageError(f"{name.upper()} is not for {sender} to send")
+    if fields is UNSET:
+        raise _BadMessageError(f"a message of type {message.type} without `{name}`")
+    return fields
+
+
 def _decode(decoder: msgspec.msgpack.Decoder[T], message: bytes | Raw) -> T:
     try:
         return decoder.decode(message)
@@ -490,11 +405,3 @@ def _payload(raw: Raw) -> bytes:
     if 0xA0 <= first <= 0xBF or 0xD9 <= first <= 0xDB:
         return _decode(_text_decoder, raw).encode()
     return bytes(_decode(_numbers_decoder, raw))
-
-
-def _wrong_type(kind: int, allowed: tuple[int, ...], sender: str) -> _BadMessageError:
-    if kind in allowed:
-        return _BadMessageError(f"a message of type {kind} without `{NAMES[kind]}`")
-    if kind in NAMES:
-        return _BadMessageError(f"{NAMES[kind].upper()} is not for {sender} to send")
-    return _BadMessageError(f"unknown message type {kind}")

@@ -22,19 +22,9 @@ from headrace.model import PAYLOAD_BYTES_MAX, RefusedPublish
 from headrace.wire import readers, websocket
 
 ATTACH, ATTACHED, PUBLISH, ACK, PAYLOAD, PING, PONG, DETACH, DETACHED = range(1, 10)
-NAMES = {
-    ATTACH: "attach",
-    ATTACHED: "attached",
-    PUBLISH: "publish",
-    ACK: "ack",
-    PAYLOAD: "payload",
-    PING: "ping",
-    PONG: "pong",
-    # Headrace's extensions: the original protocol has no way to unsubscribe and no named readers.
-    DETACH: "detach",
-    DETACHED: "detached",
-    **readers.NAMES,
-}
+"""DETACH, DETACHED and named readers are extensions of Headrace."""
+_OWN = ("attach", "attached", "publish", "ack", "payload", "ping", "pong", "detach", "detached")
+NAMES = dict(enumerate(_OWN, ATTACH)) | readers.NAMES
 
 MESSAGE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX + 4096
 """Size limit of a message: some encoders write a byte array as integers, with up to two bytes for each."""
@@ -87,8 +77,6 @@ class Publishes(NamedTuple):
     """Parallel to `records`: the sequence number of each record."""
     in_order: bool
     """True if each number follows the number before it, regardless of the topic."""
-    first: int
-    """Number of the first publish."""
 
 
 class Ack(Struct, frozen=True):
@@ -184,7 +172,7 @@ def encode_reader_answer(message: readers.ToClient) -> bytes:
 # Messages from client to server, without frames.
 
 
-def encode_reader_request(message: readers.ToServer) -> bytes:
+def encode_of_reader(message: readers.ToServer) -> bytes:
     if isinstance(message, readers.Handled):
         return _message(readers.HANDLED, message)
     start = "newest" if message.newest else "oldest"
@@ -202,6 +190,7 @@ def encode_detach(topic: str) -> bytes:
 
 
 def encode_publish(topic: str, number: int, payload: bytes) -> bytes:
+    number %= SEQUENCE_NUMBERS
     return _message(PUBLISH, {"topic": topic, "message": payload, "sequence_number": number})
 
 
