@@ -58,13 +58,6 @@ class Stretch(NamedTuple):
     end: int
 
 
-class RowGap(NamedTuple):
-    """A range of offsets whose rows are damaged or missing."""
-
-    offset: int
-    end: int
-
-
 def parse(data: bytes) -> Index:
     """Parse consecutive rows of an index file."""
     count = len(data) // ROW_BYTES
@@ -82,8 +75,10 @@ def parse(data: bytes) -> Index:
     return Index(np.delete(rows, bad), gaps)
 
 
-def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | RowGap]:
-    """Yield the stretches and gaps that cover `start` to `end`.
+def stretches(
+    index: Index, start: int, end: int, bytes_max: int, place: str
+) -> Iterator[Stretch | DamagedRange]:
+    """Yield the stretches that cover `start` to `end`, and the ranges whose rows are damaged or missing.
 
     A stretch is about `bytes_max` long; it exceeds that by less than a run.
     """
@@ -97,7 +92,7 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
         if begin < stop and is_gap(position, int(offsets[begin])):
-            yield RowGap(position, int(offsets[begin]))
+            yield DamagedRange(position, int(offsets[begin]), place)
         at = begin
         while at < stop:
             until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
@@ -107,7 +102,7 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
         if stop > first:
             position = int(ends[stop - 1])
     if is_gap(position, end):
-        yield RowGap(position, end)
+        yield DamagedRange(position, end, place)
 
 
 def is_gap(offset: int, next_offset: int) -> bool:

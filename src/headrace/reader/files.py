@@ -18,7 +18,7 @@ from headrace.log.layout import Layout, segment_of
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.records import boundary, nth
 from headrace.model import Position
-from headrace.reader.decode import Index, RowGap, parse, stretches
+from headrace.reader.decode import Index, Stretch, parse, stretches
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
@@ -298,13 +298,13 @@ class FileLog:
         index = self._read_index(topic_id, base)
         start = max(part.start.offset, base)
         with path.open("rb") as file:
-            for piece in stretches(index, start, end, _BLOCK_BYTES):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, place)
-                    continue
-                wanted = self._space(piece.end - piece.offset)
-                found = os.preadv(file.fileno(), [wanted], piece.offset - base)
-                yield LogBlock(piece.rows, wanted[:found], place)
+            for piece in stretches(index, start, end, _BLOCK_BYTES, place):
+                if isinstance(piece, DamagedRange):
+                    yield piece
+                else:
+                    wanted = self._space(piece.end - piece.offset)
+                    found = os.preadv(file.fileno(), [wanted], piece.offset - base)
+                    yield LogBlock(piece.rows, wanted[:found], place)
             # A topic ends at its last sound row, so no part includes the damage after it. Report that damage
             # here.
             known = index.end_offset if len(index.rows) else base
@@ -316,12 +316,10 @@ class FileLog:
         self, topic_id: int, base: int, part: LogRange, end: int
     ) -> Iterator[Rows | DamagedRange]:
         index = self._read_index(topic_id, base)
-        for piece in stretches(index, max(part.start.offset, base), end, end - base):
-            if isinstance(piece, RowGap):
-                place = f"segment {self._layout.segment(topic_id, base).name}"
-                yield DamagedRange(piece.offset, piece.end, place)
-            else:
-                yield piece.rows
+        start = max(part.start.offset, base)
+        place = f"segment {self._layout.segment(topic_id, base).name}"
+        for piece in stretches(index, start, end, end - base, place):
+            yield piece.rows if isinstance(piece, Stretch) else piece
 
     def _space(self, length: int) -> memoryview:
         """Return a buffer that every block reuses: new memory would cost a third of the read time."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
-from headrace.reader.decode import Index, RowGap, Stretch, parse, stretches
+from headrace.reader.decode import Index, Stretch, parse, stretches
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.view import (
     DamagedRange,
@@ -229,37 +229,34 @@ class ServerLog:
         self._fetched.expect(parts)
 
     def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
-        place = _place(part)
         with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, _BLOCK_BYTES, fetched):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, place)
+                if isinstance(piece, DamagedRange):
+                    yield piece
                 else:
                     data = fetched.bytes(piece) if fetched else None
-                    yield LogBlock(piece.rows, data or self._bytes(part.topic, piece), place)
+                    data = data or self._bytes(part.topic, piece)
+                    yield LogBlock(piece.rows, data, _place(part))
 
     def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
         with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, max(1, part.bytes), fetched):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, _place(part))
-                else:
-                    yield piece.rows
+                yield piece.rows if isinstance(piece, Stretch) else piece
 
     def _pieces(
         self, part: LogRange, bytes_max: int, fetched: Fetched | None
-    ) -> Iterator[Stretch | RowGap]:
-        start = part.start.offset
+    ) -> Iterator[Stretch | DamagedRange]:
+        start, place = part.start.offset, _place(part)
         if fetched is not None:
-            yield from stretches(fetched.rows, start, part.end.offset, bytes_max)
+            yield from stretches(fetched.rows, start, part.end.offset, bytes_max, place)
             return
         while start < part.end.offset:
             asked = _between(part.topic, start, part.end.offset)
             index = parse(self._http.send("GET", "/v1/index", asked))
             end = index.end_offset if len(index.rows) else part.end.offset
-            yield from stretches(index, start, min(end, part.end.offset), bytes_max)
+            yield from stretches(index, start, min(end, part.end.offset), bytes_max, place)
             start = end
 
     def close(self) -> None:
