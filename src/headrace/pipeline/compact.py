@@ -26,8 +26,9 @@ from headrace.lake.files.writing import NAME, FileLayout, RecordRows, Writer, Wr
 from headrace.lake.format import CRC_KEY, LakeError, Manifest, RecordRange, Shape
 from headrace.lake.manifests import HIDDEN, Manifests, joined_ranges
 from headrace.lake.table import Lock, Table, open_table
-from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, groups, job, part_of
+from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, job, part_of
 from headrace.pipeline.tasks import TaskRunner
+from headrace.reader.planning import groups
 
 APP = "headrace-compact"
 """Application ID in the table's commits, which number the merges."""

@@ -130,16 +130,29 @@ def parts_of(
     """Divide the ranges among tasks: large ranges are split, small ones share a task."""
     total = sum(one.bytes for one in ranges)
     bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
-    tasks: list[list[LogRange]] = []
-    filled = bytes_max
-    for one in ranges:
-        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max)):
-            if not tasks or filled + part.bytes > bytes_max:
-                tasks.append([])
-                filled = 0
-            tasks[-1].append(part)
-            filled += part.bytes
-    return tasks
+    parts = (
+        part
+        for one in ranges
+        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max))
+    )
+    return list(groups(parts, lambda part: part.bytes, bytes_max))
+
+
+def groups(
+    items: Iterable[T], size: Callable[[T], int], bytes_max: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """Yield groups of items in their order, of at most `bytes_max` unless a single item is larger."""
+    gathered: list[T] = []
+    total = 0
+    for item in items:
+        length = size(item)
+        if gathered and (total + length > bytes_max or len(gathered) == count_max):
+            yield gathered
+            gathered, total = [], 0
+        gathered.append(item)
+        total += length
+    if gathered:
+        yield gathered
 
 
 def despite_loss(

@@ -14,6 +14,7 @@ from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
 from headrace.reader.decode import Index, Stretch, parse, stretches
 from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.planning import groups
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
@@ -157,7 +158,7 @@ class ServerLog:
 
     def ended(self, names: Iterable[str]) -> dict[str, Position]:
         found = {}
-        for some in _pages_of(tuple(names)):
+        for some in _pages_of(names):
             page = self._http.json("GET", "/v1/topics", {"name": some, "ended": "true"})
             for one in page["topics"]:
                 if not one["exists"]:
@@ -285,18 +286,8 @@ def _between(topic: str, start: int, end: int) -> dict[str, object]:
     return {"topic": topic, "from": start, "to": end}
 
 
-def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
-    page: list[str] = []
-    size = 0
-    for name in names:
-        length = len(quote_plus(name))
-        if page and (len(page) == _PAGE or size + length > _NAMES_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(name)
-        size += length
-    if page:
-        yield page
+def _pages_of(names: Iterable[str]) -> Iterator[list[str]]:
+    return groups(names, lambda name: len(quote_plus(name)), _NAMES_BYTES, _PAGE)
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from headrace.pipeline.audit.tasks import (
     check_served,
     sound_segment,
 )
-from headrace.pipeline.job import groups
 from headrace.pipeline.tasks import Progress, TaskRunner
+from headrace.reader.planning import groups
 from headrace.reader.server import ServerLog
 from headrace.reader.view import DataLossError, LogLocation
 from headrace.reader.view import LogRange as Part

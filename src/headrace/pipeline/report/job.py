@@ -27,7 +27,6 @@ from headrace.lake.format import Positions, ranges_in
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
 from headrace.pipeline.job import (
     JobArguments,
-    groups,
     job,
     list_lake,
     part_of,
@@ -52,7 +51,7 @@ from headrace.pipeline.report.data import (
 from headrace.pipeline.report.page import page
 from headrace.pipeline.tasks import JobError
 from headrace.reader.http_client import HttpClient
-from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, groups, parts_of
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
