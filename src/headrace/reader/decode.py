@@ -49,6 +49,10 @@ class Index(NamedTuple):
     def end_offset(self) -> int:
         return int(self.rows["offset"][-1]) + int(self.rows["length"][-1])
 
+    @property
+    def end_ordinal(self) -> int:
+        return int(self.rows["ordinal"][-1]) + int(self.rows["count"][-1])
+
 
 class Stretch(NamedTuple):
     """Consecutive rows without a gap."""

@@ -121,12 +121,10 @@ class FileLog:
             names = {one.topic_id: one for one in files.values() if one.name}
             for segment in files.values():
                 # If the header is damaged, another segment of the topic still has the name.
-                other = names.get(segment.topic_id)
-                if segment.name:
-                    topics.setdefault(segment.name, []).append(segment)
-                elif other is not None:
+                other = segment if segment.name else names.get(segment.topic_id)
+                if other is not None:
                     found = segment._replace(name=other.name, epoch=other.epoch)
-                    topics.setdefault(found.name, []).append(found)
+                    topics.setdefault(other.name, []).append(found)
         for name, segments in topics.items():
             # If a topic was destroyed and made again, files of its earlier epoch may still exist.
             life = max(segment.topic_id for segment in segments)
@@ -141,19 +139,15 @@ class FileLog:
         known = self._states.get(name)
         if known is not None and known[0] == size:
             return known[1]
-        start = Position(last.epoch, segments[0].base, segments[0].first_ordinal)
-        state = TopicState(name, start, self._end(segments))
+        start = end = Position(last.epoch, segments[0].base, segments[0].first_ordinal)
+        for segment in reversed(segments):
+            index = self._read_index(segment.topic_id, segment.base)
+            if len(index.rows):
+                end = Position(last.epoch, index.end_offset, index.end_ordinal)
+                break
+        state = TopicState(name, start, end)
         self._states[name] = size, state
         return state
-
-    def _end(self, segments: Sequence[_Segment]) -> Position:
-        epoch = segments[-1].epoch
-        for segment in reversed(segments):
-            rows = self._read_index(segment.topic_id, segment.base).rows
-            if len(rows):
-                end = int(rows["offset"][-1]) + int(rows["length"][-1])
-                return Position(epoch, end, int(rows["ordinal"][-1]) + int(rows["count"][-1]))
-        return Position(epoch, segments[0].base, segments[0].first_ordinal)
 
     # Positions
 
@@ -275,28 +269,25 @@ class FileLog:
         return self._each_file(part, self._rows)
 
     def _each_file(
-        self, part: LogRange, read: Callable[[int, int, LogRange, int], Iterator[T]]
+        self, part: LogRange, read: Callable[[Path, int, Index, int, int], Iterator[T]]
     ) -> Iterator[T]:
         topic_id, *bases = part.files
         for number, base in enumerate(bases):
             later = bases[number + 1 :]
-            end = min(part.end.offset, *later[:1]) if later else part.end.offset
+            start, end = max(part.start.offset, base), min([part.end.offset, *later[:1]])
+            path = self._layout.segment(topic_id, base)
             try:
-                yield from read(topic_id, base, part, end)
+                yield from read(path, base, self._read_index(topic_id, base), start, end)
             except FileNotFoundError:
-                name = self._layout.segment(topic_id, base).name
                 raise DataLossError(
-                    f"topic {part.topic!r}: its segment {name} was deleted before it was read",
+                    f"topic {part.topic!r}: its segment {path.name} was deleted before it was read",
                     part._replace(files=(topic_id, *later)) if later else None,
                 ) from None
 
     def _blocks(
-        self, topic_id: int, base: int, part: LogRange, end: int
+        self, path: Path, base: int, index: Index, start: int, end: int
     ) -> Iterator[LogBlock | DamagedRange]:
-        path = self._layout.segment(topic_id, base)
         place = f"segment {path.name}"
-        index = self._read_index(topic_id, base)
-        start = max(part.start.offset, base)
         with path.open("rb") as file:
             for piece in stretches(index, start, end, _BLOCK_BYTES, place):
                 if isinstance(piece, DamagedRange):
@@ -313,12 +304,9 @@ class FileLog:
                 yield DamagedRange(known, written, place)
 
     def _rows(
-        self, topic_id: int, base: int, part: LogRange, end: int
+        self, path: Path, base: int, index: Index, start: int, end: int
     ) -> Iterator[Rows | DamagedRange]:
-        index = self._read_index(topic_id, base)
-        start = max(part.start.offset, base)
-        place = f"segment {self._layout.segment(topic_id, base).name}"
-        for piece in stretches(index, start, end, end - base, place):
+        for piece in stretches(index, start, end, end - base, f"segment {path.name}"):
             yield piece.rows if isinstance(piece, Stretch) else piece
 
     def _space(self, length: int) -> memoryview:
