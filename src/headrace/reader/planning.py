@@ -61,8 +61,6 @@ class SourceOptions(NamedTuple):
 
 Positions = dict[str, Position]
 
-_EARLIEST, _LATEST = Where(EARLIEST), Where(LATEST)
-
 
 def find_topics(log: LogView, topics: TopicSelection) -> dict[str, TopicState]:
     """Return the selected topics that exist, sorted by name."""
@@ -90,8 +88,8 @@ def plan_batch(
     for state in states.values():
         if narrowing is not None and not narrowing.matches(state.name):
             continue
-        start = locate(log, state, options.starting or _EARLIEST, options, EARLIEST)
-        end = locate(log, state, options.ending or _LATEST, options, LATEST)
+        start = locate(log, state, options.starting or Where(), options, EARLIEST)
+        end = locate(log, state, options.ending or Where(), options, LATEST)
         one = LogRange(state.name, start, end)
         if narrowing is not None:
             one = narrowing.narrow(log, state, one)
