@@ -2,7 +2,7 @@
 
 Tasks read the records twice, because the range of times is not known before:
 
-    runs ──look──▶ TaskCounts, one per task ──overview──▶ Overview ──plan──▶ ReportPlan: buckets, topics
+    runs ──look──▶ Overview, one per task ──overview──▶ one Overview ──plan──▶ ReportPlan: buckets, topics
     runs ──count──▶ Counts, one per task ──added──▶ one line per topic of the plan, and one for all others
 
 The result of a task grows with the number of its topics, never with the number of its records.
@@ -67,22 +67,14 @@ class TopicCounts(NamedTuple):
     silent_from_ms: int
 
 
-class TaskCounts(NamedTuple):
-    """Result of one task."""
+class Overview(NamedTuple):
+    """Counts of one task, with the parts of topics that it has read; or of all, the busiest topic first."""
 
-    parts: list[TopicCounts]
+    topics: list[TopicCounts]
     sizes: list[int]
     pauses: list[int]
     damaged: int = 0
     """Number of ranges that are left out because their index is damaged."""
-
-
-class Overview(NamedTuple):
-    topics: list[TopicCounts]
-    """Topics, the busiest first."""
-    sizes: list[int]
-    pauses: list[int]
-    damaged: int
 
 
 class ReportPlan(NamedTuple):
@@ -229,7 +221,7 @@ def _inside(begins: Numbers, lengths: npt.NDArray[np.void], first: int, end: int
 # First pass
 
 
-def look(runs: Iterable[Runs]) -> TaskCounts:
+def look(runs: Iterable[Runs]) -> Overview:
     parts: list[TopicCounts] = []
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
@@ -252,20 +244,15 @@ def look(runs: Iterable[Runs]) -> TaskCounts:
                 int(one.ms[longest]),
             )
         )
-        sizes += np.bincount(_size_numbers(one), one.counts, _SIZES).astype(np.int64)
+        # The number of a bar is that of the bits of the mean size, 0 for empty payloads.
+        _, bits = np.frexp((one.bytes // one.counts).astype(np.float64))
+        sizes += np.bincount(bits, one.counts, _SIZES).astype(np.int64)
         pauses += _pauses(between)
         pauses[0] += messages - len(one.counts)
     # The records between parts that do not touch belong to another task.
     parts, between_parts = _joined(parts, only_touching=True)
     pauses += _pauses(between_parts)
-    return TaskCounts(parts, sizes.tolist(), pauses.tolist())
-
-
-def _size_numbers(runs: Runs) -> Numbers:
-    """Return the numbers of the runs' bars: the bits of the mean size, 0 for empty payloads."""
-    means = runs.bytes // runs.counts
-    bits: Numbers = np.frexp(means.astype(np.float64))[1].astype(np.int64)
-    return bits
+    return Overview(parts, sizes.tolist(), pauses.tolist())
 
 
 def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
@@ -307,14 +294,14 @@ def _joined(
     return found, pauses
 
 
-def overview(seen: Iterable[TaskCounts]) -> Overview:
+def overview(seen: Iterable[Overview]) -> Overview:
     """Merge the results of all tasks."""
     parts: list[TopicCounts] = []
     damaged = 0
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
     for one in seen:
-        parts += one.parts
+        parts += one.topics
         sizes += one.sizes
         pauses += one.pauses
         damaged += one.damaged
