@@ -11,7 +11,7 @@ because they may still be read. A task checks every checksum while it merges.
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -36,7 +36,6 @@ APP = "headrace-compact"
 _BINS_AT_ONCE = 64
 """Number of bins that are merged before they are committed; limits what is repeated after a kill."""
 
-
 FILES_MAX = 500
 """Maximum number of files that one task reads: all of them are open at the same time."""
 
@@ -47,20 +46,20 @@ class CompactSummary(NamedTuple):
     """Result of a compaction, or of a dry run."""
 
     lake: str
-    merged: int
+    merged: int = 0
     """Number of files that were removed from the table."""
-    made: int
+    made: int = 0
     """Number of files that replaced them."""
-    records: int
-    bytes: int
+    records: int = 0
+    bytes: int = 0
     """Size of the files that were merged."""
-    left: int
+    left: int = 0
     """Number of files that another job has merged meanwhile."""
-    folded: int
+    folded: int = 0
     """Number of batches whose manifests were merged with others."""
-    swept: int
+    swept: int = 0
     """Number of deleted files, which the table did not name."""
-    dry_run: bool
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +85,11 @@ def compact(given: CompactArguments) -> CompactSummary:
             bytes=sum(one.bytes for one in planned),
             swept=table.sweep(given.sweep_after_s, dry_run=True),
         )
-    with _alone(directory):
+    try:
+        lock = Lock(directory / HIDDEN, "compact")
+    except OSError as error:
+        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
+    with lock:
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:
             merging.merge(_plan(directory, table, given.file_bytes), runner)
@@ -111,30 +114,10 @@ def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
     ]
 
 
-@contextmanager
-def _alone(lake: Path) -> Iterator[None]:
-    try:
-        lock = Lock(lake / HIDDEN, "compact")
-    except OSError as error:
-        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
-    with lock:
-        yield
-
-
 class _Compact:
     def __init__(self, lake: Path, table: Table, given: CompactArguments) -> None:
         self._lake, self._table, self._given, self._points = lake, table, given, given.points
-        self.summary = CompactSummary(
-            lake=str(lake),
-            merged=0,
-            made=0,
-            records=0,
-            bytes=0,
-            left=0,
-            folded=0,
-            swept=0,
-            dry_run=given.dry_run,
-        )
+        self.summary = CompactSummary(str(lake), dry_run=given.dry_run)
 
     def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
         total = sum(one.bytes for one in planned)
@@ -211,10 +194,6 @@ class Bin(NamedTuple):
     files: tuple[str, ...]
     bytes: int
 
-    @property
-    def directory(self) -> str:
-        return _directory(self.files[0])
-
 
 def bins(files: Mapping[str, int], file_bytes: int) -> list[Bin]:
     """Return the bins for `files`, which maps paths to sizes.
@@ -275,24 +254,21 @@ def merge(work: CompactWork) -> WrittenFile:
         ]
         # Each range is contiguous in one file, so the rows have the order of the ranges.
         order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
-        expected = _together(lake, [one for one, _ in order])
+        try:
+            expected = joined_ranges(one for one, _ in order)
+        except ValueError as error:
+            raise LakeError(f"{lake}: {error}") from None
         for one, place in order:
             for some in inputs[place].take(one):
                 writer.add(_rows(some, work.shape.columns))
                 work.points.here("merging")
     written = writer.finish()
-    if len(written) != 1 or _directory(written[0].path) != work.bin.directory:
-        raise LakeError(f"{lake / work.bin.directory} has rows of another date than its partition")
+    directory = _directory(work.bin.files[0])
+    if len(written) != 1 or _directory(written[0].path) != directory:
+        raise LakeError(f"{lake / directory} has rows of another date than its partition")
     if list(written[0].ranges) != expected:
         raise LakeError(f"{lake / written[0].path} has other records than the files it replaces")
     return written[0]
-
-
-def _together(lake: Path, ranges: list[RecordRange]) -> list[RecordRange]:
-    try:
-        return joined_ranges(ranges)
-    except ValueError as error:
-        raise LakeError(f"{lake}: {error}") from None
 
 
 class _Input:
@@ -303,7 +279,6 @@ class _Input:
         if self.ranges != sorted(self.ranges):
             raise LakeError(f"{path} is not sorted by topic and offset")
         self._rows = read_checked(path, self.ranges, columns.names)
-        self._ranges_left = len(self.ranges)
 
     def take(self, wanted: RecordRange) -> Iterator[Checked]:
         left = wanted.rows
@@ -312,8 +287,7 @@ class _Input:
             assert found.range == wanted
             left -= found.rows.num_rows
             yield found
-        self._ranges_left -= 1
-        if not self._ranges_left:
+        if wanted is self.ranges[-1]:
             self.close()  # frees the rows that were read last
 
     def close(self) -> None:

@@ -127,16 +127,8 @@ def replay(given: ReplayArguments) -> ReplaySummary:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = notes.begin(wanted, found)
-        batches = _Replay(
-            given=given,
-            wanted=wanted,
-            found=found,
-            lake_id=table.id,
-            place=place,
-            http=http,
-            runner=runner,
-        )
-        return batches.run(seen.ranges)
+        producer = producer_of(table.id, wanted, found)
+        return _Replay(given, str(directory), place, runner, found, producer).run(seen.ranges, http)
 
 
 def _ms(moment: Moment | None) -> int | None:
@@ -189,84 +181,71 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
     return True
 
 
+@dataclass
 class _Replay:
-    def __init__(
-        self,
-        given: ReplayArguments,
-        wanted: Wanted,
-        found: Course,
-        lake_id: str,
-        place: LogLocation,
-        http: HttpClient,
-        runner: TaskRunner,
-    ) -> None:
-        self._given, self._wanted, self._course = given, wanted, found
-        self._place, self._runner, self._points = place, runner, given.points
-        self._lake = str(Path(given.lake).absolute())
-        self._producer = producer_of(lake_id, wanted, found)
-        self._is_decided = partial(_is_decided, http, self._producer)
-        self._batches = self._records = self._bytes = 0
-        self._passed = 0
-        """Number of records that count for the rate."""
+    given: ReplayArguments
+    lake: str
+    place: LogLocation
+    runner: TaskRunner
+    course: Course
+    producer: str
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    passed: int = 0
+    """Number of records that count for the rate."""
 
-    def run(self, files: dict[str, list[RecordRange]]) -> ReplaySummary:
-        rate = self._given.rate
-        found = self._course
-        first = first_open(found, self._is_decided)
-        resumed = min(found.end, found.start + first * found.cut_bytes)
+    def run(self, files: dict[str, list[RecordRange]], http: HttpClient) -> ReplaySummary:
+        rate, found = self.given.rate, self.course
+        first = first_open(found, partial(_is_decided, http, self.producer))
         begun_s = time.monotonic()
-        at_once = 1 if rate is not None else _CUTS_AT_ONCE
-        for some in _chunks(cuts(files, found, first), at_once):
+        left = cuts(files, found, first)
+        while some := list(islice(left, 1 if rate is not None else _CUTS_AT_ONCE)):
             if rate is not None:
                 # Wait before the upload and not after it: the server deletes uploads that are not decided in
                 # time.
-                time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
+                time.sleep(max(0.0, begun_s + self.passed / rate - time.monotonic()))
             done, end = some[0].offset - found.start, some[-1].end - found.start
             total = found.end - found.start
             self._replay(
-                some, part_of(self._given.progress, done=done, size=end - done, total=total)
+                some, part_of(self.given.progress, done=done, size=end - done, total=total)
             )
         return ReplaySummary(
-            lake=self._lake,
-            topic=self._wanted.topic,
-            to=self._wanted.target,
+            lake=self.lake,
+            topic=self.given.topic,
+            to=self.given.to,
             start=found.start,
             end=found.end,
-            resumed=resumed,
-            batches=self._batches,
-            records=self._records,
-            bytes=self._bytes,
+            resumed=min(found.end, found.start + first * found.cut_bytes),
+            batches=self.batches,
+            records=self.records,
+            bytes=self.bytes,
         )
 
     def _replay(self, some: list[Cut], progress: Progress | None) -> None:
         works = [
             ReplayWork(
-                place=self._place,
-                lake=self._lake,
+                place=self.place,
+                lake=self.lake,
                 files=cut.files,
-                topic=self._wanted.topic,
-                target=self._wanted.target,
+                topic=self.given.topic,
+                target=self.given.to,
                 offset=cut.offset,
                 end=cut.end,
             )
             for cut in some
         ]
-        results = self._runner.run(works, upload_part, progress)
-        self._points.here("uploaded")
+        results = self.runner.run(works, upload_part, progress)
+        self.given.points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
-            self._passed += uploaded.records
+            self.passed += uploaded.records
             if not uploaded.ids:
                 continue  # one record covers the whole cut and begins before it
-            if not decide(self._place, self._producer, cut.number, uploaded.ids).duplicate:
-                self._batches += 1
-                self._records += uploaded.records
-                self._bytes += uploaded.bytes
-            self._points.here("decided")
-
-
-def _chunks(found: Iterator[Cut], count: int) -> Iterator[list[Cut]]:
-    while some := list(islice(found, count)):
-        yield some
+            if not decide(self.place, self.producer, cut.number, uploaded.ids).duplicate:
+                self.batches += 1
+                self.records += uploaded.records
+                self.bytes += uploaded.bytes
+            self.given.points.here("decided")
 
 
 # Tasks: find a topic in files, and upload its records between two offsets
@@ -333,22 +312,20 @@ class UploadedCut(NamedTuple):
 
 def upload_part(work: ReplayWork) -> UploadedCut:
     """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
-    counting = _Counting()
-    ids = upload(work.place, counting.blocks(work))
-    return UploadedCut(ids, counting.records, counting.bytes)
+    records = size = 0
 
-
-class _Counting:
-    records = bytes = 0
-
-    def blocks(self, work: ReplayWork) -> Iterator[EncodedBlock]:
+    def blocks() -> Iterator[EncodedBlock]:
+        nonlocal records, size
         paths = [Path(work.lake, name) for name in work.files]
         for piece in pieces_of(paths, work.topic, work.offset, work.end):
             for payloads in _payloads(piece, work.offset, work.end):
                 for block in encode_batch(work.target, payloads):
-                    self.bytes += len(block.records)
+                    size += len(block.records)
                     yield block
-                self.records += len(payloads)
+                records += len(payloads)
+
+    ids = upload(work.place, blocks())
+    return UploadedCut(ids, records, size)
 
 
 def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryArray]:
@@ -359,15 +336,13 @@ def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryAr
         lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = offsets + lengths + RECORD_HEADER_BYTES
         if (at is not None and offsets[0] != at) or not np.array_equal(offsets[1:], ends[:-1]):
-            raise _misplaced(piece)
+            break
         at = int(ends[-1])
         yield payloads
-    if at is not None and at < min(end, piece.range.end):
-        raise _misplaced(piece)
-
-
-def _misplaced(piece: StoredRange) -> LakeError:
-    return LakeError(
+    else:
+        if at is None or at >= min(end, piece.range.end):
+            return
+    raise LakeError(
         f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
         "are missing or out of order; run `headrace pipeline audit` to find all damage"
     )

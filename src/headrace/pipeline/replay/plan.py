@@ -9,6 +9,7 @@ The course of a replay is stored in the lake when it begins: a repeat does the s
 import hashlib
 import os
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.lake.files.writing import make_directory, sync
-from headrace.lake.format import FORMAT, LakeError, RecordRange, check_format
+from headrace.lake.format import FORMAT, LakeError, RecordRange, decode_versioned
 from headrace.lake.manifests import HIDDEN
 from headrace.model import legacy_name
 from headrace.pipeline.tasks import JobError
@@ -113,14 +114,8 @@ def _numbers(one: RecordRange, course: Course, first: int) -> range:
 
 def first_open(course: Course, is_decided: Callable[[int], bool]) -> int:
     """Return the number after the last decided one. Numbers are decided in order."""
-    low, high = 0, -(-(course.end - course.start) // course.cut_bytes)
-    while low < high:
-        middle = (low + high) // 2
-        if is_decided(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    count = -(-(course.end - course.start) // course.cut_bytes)
+    return bisect_left(range(count), True, key=lambda number: not is_decided(number))
 
 
 def producer_of(lake_id: str, wanted: Wanted, course: Course) -> str:
@@ -136,10 +131,6 @@ class _Note(msgspec.Struct):
     course: Course
 
 
-class _Versioned(msgspec.Struct):
-    format: int
-
-
 class ReplayNotes:
     def __init__(self, lake: Path) -> None:
         self._lake = lake
@@ -148,9 +139,7 @@ class ReplayNotes:
     def find(self, wanted: Wanted) -> Course | None:
         path = self._path(wanted)
         try:
-            data = path.read_bytes()
-            check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
-            return msgspec.json.decode(data, type=_Note).course
+            return decode_versioned(path.read_bytes(), _Note, str(path)).course
         except FileNotFoundError:
             return None
         except ValueError as error:
