@@ -33,13 +33,11 @@ from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
 from headrace.pipeline.audit.files import (
-    UNREADABLE,
     FileCheck,
     FileWork,
-    Kept,
     check_files,
+    known_ranges,
     range_of,
-    read_ranges,
 )
 from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
 from headrace.pipeline.audit.plan import (
@@ -102,23 +100,16 @@ class _Audit:
         self._runner, self._progress = runner, progress
         self._done = self._expected = 0
         self._table: Table | None = None
-        self._broken: Finding | None = None
-        """Reason why the lake's list of files cannot be read; None when it can."""
-        try:
-            self._table = open_table(lake) if lake is not None else None
-        except DamagedTableError as error:
-            self._broken = _broken(error)
+        self._broken: list[Finding] = []
+        """Reason why the lake's list of files cannot be read; empty when it can."""
         self._checks: dict[str, FileCheck] = {}
 
     def run(self) -> AuditReport:
         listing = self._list()
         log = self._check_log(listing)
         for name in self._topics:
-            known = {*listing.topics, *(log.topics if log is not None else ())}
-            if name not in known and self._broken is None:
-                raise UnknownTopicError(
-                    f"there is no topic {name!r} in {log.name if log else self._lake}"
-                )
+            if name not in {*listing.topics, *log.topics} and not self._broken:
+                raise UnknownTopicError(f"there is no topic {name!r} in {log.name or self._lake}")
         self._check_files(listing, log)
         report = self._report(listing, log)
         if any(one.kind == "missing" for one in report.all_findings()):
@@ -133,40 +124,29 @@ class _Audit:
         return report
 
     def _list(self) -> "Listing":
-        if self._lake is None or self._table is None:
-            broken = [self._broken] if self._broken is not None else []
-            return Listing(
-                files={}, noted=[], lost=[], findings=broken, all_noted=not broken, shown={}
-            )
-        try:
-            return _list_lake(self._lake, self._table)
-        except DamagedTableError as error:
-            self._table = None
-            self._broken = _broken(error)
-            return self._list()
+        if self._lake is not None and not self._broken:
+            try:
+                self._table = self._table or open_table(self._lake)
+                return _list_lake(self._lake, self._table)
+            except DamagedTableError as error:
+                reason = f"it cannot be read: {error.reason}"
+                self._broken = [Finding("damaged", reason, error.file)]
+        return Listing(findings=self._broken)
 
-    def _check_log(self, listing: "Listing") -> LogAccount | None:
+    def _check_log(self, listing: "Listing") -> LogAccount:
         self._expected = sum(listing.files.values())
         asked = (self._topics, listing.topics, self._runner, self._phase)
         if self._place.urls:
             return audit_server(self._place, *asked)
         if self._place.path:
             return audit_directory(Path(self._place.path).absolute(), *asked)
-        return None
+        return LogAccount()
 
-    def _check_files(self, listing: "Listing", log: LogAccount | None) -> None:
+    def _check_files(self, listing: "Listing", log: LogAccount) -> None:
         if self._lake is None:
             return
         paths = [path for path in sorted(listing.files) if path not in self._checks]
-        place, kept = (log.place, log.kept) if log is not None else (LogLocation(), {})
-        works = _file_works(
-            lake=self._lake,
-            listing=listing,
-            paths=paths,
-            topics=self._topics,
-            place=place,
-            kept=kept,
-        )
+        works = _file_works(self._lake, listing, paths, self._topics, log)
         total = sum(work.bytes for work in works)
         works_of_tasks = list(task_groups(works, lambda work: work.bytes, total))
         self._expected = 0
@@ -179,12 +159,12 @@ class _Audit:
         return part_of(self._progress, done=begin, size=size, total=total)
 
     def _report(
-        self, listing: "Listing", log: LogAccount | None, *, is_later: bool = False
+        self, listing: "Listing", log: LogAccount, *, is_later: bool = False
     ) -> AuditReport:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
         lake = _Lake(listing, checks)
-        names = {*lake.held, *lake.noted, *(log.topics if log is not None else ())}
-        notes = [*(log.notes if log is not None else ()), *listing.notes]
+        names = {*lake.held, *lake.noted, *log.topics}
+        notes = [*log.notes, *listing.notes]
         topics = []
         for name in sorted(names):
             if not self._topics or name in self._topics:
@@ -192,21 +172,17 @@ class _Audit:
                 topics.append(topic)
                 notes += more
         notes += _not_compared(topics)
-        findings = [*(log.findings if log is not None else ()), *lake.findings]
+        findings = [*log.findings, *lake.findings]
         return AuditReport(
-            log=log.name if log is not None else None,
+            log=log.name,
             lake=str(self._lake) if self._lake is not None else None,
             topics=topics,
             findings=findings,
             notes=notes,
-            segments=log.segments if log is not None else 0,
+            segments=log.segments,
             files=len(checks),
             lost=bool(findings) or any(topic.findings for topic in topics),
         )
-
-
-def _broken(error: DamagedTableError) -> Finding:
-    return Finding("damaged", f"it cannot be read: {error.reason}", error.file)
 
 
 def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
@@ -233,15 +209,13 @@ class LakeNotes(NamedTuple):
 class Listing(NamedTuple):
     """State of a lake at one moment."""
 
-    files: dict[str, int]
-    noted: list[LakeNotes]
-    lost: list[LostRange]
-    """Ranges that batches noted as lost, because they could not write them."""
-    findings: list[Finding]
+    findings: Sequence[Finding]
     """Damaged or missing manifests."""
-    all_noted: bool
-    """True if all manifests could be read."""
-    shown: dict[str, str]
+    files: Mapping[str, int] = {}
+    noted: Sequence[LakeNotes] = ()
+    lost: Sequence[LostRange] = ()
+    """Ranges that batches noted as lost, because they could not write them."""
+    shown: Mapping[str, str] = {}
     """Visible names of files, by path, where they differ from the path."""
     bounds: Mapping[str, Bounds] = {}
     """Bounds of the table's files, by path."""
@@ -279,7 +253,7 @@ def _list_lake(lake: Path, table: Table) -> Listing:
     oddities = list(table.oddities())
     odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
     notes = [f"{one.file}: {one.reason}" for one in oddities if one.kind == "note"]
-    return Listing(files, noted, lost, findings, not findings, shown, bounds, odd, notes)
+    return Listing(findings, files, noted, lost, shown, bounds, odd, notes)
 
 
 def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> MergedManifest:
@@ -325,8 +299,7 @@ def _file_works(
     listing: Listing,
     paths: Iterable[str],
     topics: Sequence[str],
-    place: LogLocation,
-    kept: Mapping[str, Sequence[Kept]],
+    log: LogAccount,
 ) -> list[FileWork]:
     """Describe the checks of these files, each with the ranges where the log has the file's records."""
     noted: dict[str, list[LakeRange]] = {}
@@ -334,26 +307,19 @@ def _file_works(
         noted.setdefault(one.file, []).append(one.range)
     works = []
     for path in paths:
-        ranges = noted.get(path) or _footer(lake / path)
+        ranges = noted.get(path) or known_ranges(lake / path)
         if topics and ranges and not any(one.topic in topics for one in ranges):
             continue
         wanted = {
-            place: None
+            kept: None
             for one in ranges
-            for place in kept.get(one.topic, ())
-            if place.offset < one.end and one.offset < place.end
+            for kept in log.kept.get(one.topic, ())
+            if kept.offset < one.end and one.offset < kept.end
         }
         shown = listing.shown.get(path, "")
         size, bounds = listing.files[path], listing.bounds.get(path, {})
-        works.append(FileWork(str(lake), path, shown, size, bounds, place, tuple(wanted)))
+        works.append(FileWork(str(lake), path, shown, size, bounds, log.place, tuple(wanted)))
     return works
-
-
-def _footer(path: Path) -> list[LakeRange]:
-    try:
-        return read_ranges(path)
-    except UNREADABLE:
-        return []  # the task that reads the file reports the reason
 
 
 # Results by topic
@@ -363,7 +329,7 @@ class _Lake:
     """Results of the lake's checks, by topic."""
 
     def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
-        self.all_noted = listing.all_noted
+        self.all_noted = not listing.findings
         self.findings = [*listing.findings, *listing.odd]
         """Findings that concern no single topic."""
         self.of_topics: dict[str, list[Finding]] = {}
@@ -372,17 +338,16 @@ class _Lake:
         self.noted: dict[str, list[Held]] = {}
         self.lost: dict[str, list[LostRange]] = {}
         self.compared: dict[str, int] = {}
-        unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
-        self._unnamed = dict(unreadable)
+        self.unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
+        unnamed = dict(self.unreadable)
         for path, one in listing.noted:
             held = Held(path, one.epoch, range_of(one), one.crc)
             self.noted.setdefault(one.topic, []).append(held)
-            if path in unreadable:
-                finding = unreadable[path]
+            if path in self.unreadable:
+                finding = self.unreadable[path]
                 self._add(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
-                self._unnamed.pop(path, None)
-        self.unreadable = frozenset(unreadable)
-        self.findings += self._unnamed.values()
+                unnamed.pop(path, None)
+        self.findings += unnamed.values()
         for lost in listing.lost:
             self.lost.setdefault(lost.topic, []).append(lost)
         for check in checks:
@@ -404,7 +369,7 @@ class _Lake:
 
 
 def _audit_topic(
-    name: str, lake: _Lake, log: LogAccount | None, *, is_later: bool
+    name: str, lake: _Lake, log: LogAccount, *, is_later: bool
 ) -> tuple[TopicAudit, list[str]]:
     of_lake = lake.of_topics.get(name, [])
     noted, held = lake.noted.get(name, []), lake.held.get(name, [])
@@ -412,8 +377,8 @@ def _audit_topic(
     findings = [*of_lake, *compare(name, readable, held, joined, all_noted=lake.all_noted)]
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
-    topic = log.topics.get(name) if log is not None else None
-    spans: list[AuditSpan] | None = None if log is None else []
+    topic = log.topics.get(name)
+    spans: list[AuditSpan] | None = None if log.name is None else []
     if topic is not None:
         spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
         bad = [one.range for one in topic.findings if one.range is not None]
