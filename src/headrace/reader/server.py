@@ -237,8 +237,8 @@ class ServerLog:
                     yield piece
                 else:
                     data = fetched.bytes(piece) if fetched else None
-                    data = data or self._bytes(part.topic, piece)
-                    yield LogBlock(piece.rows, data, _place(part))
+                    found = data or self._bytes(part.topic, piece)
+                    yield LogBlock(piece.rows, found, _place(part))
 
     def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
         with _losses(part):

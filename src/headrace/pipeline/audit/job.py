@@ -27,7 +27,7 @@ from headrace.lake.format import (
     MergedManifest,
 )
 from headrace.lake.format import RecordRange as LakeRange
-from headrace.lake.manifests import HIDDEN, Manifests, joined
+from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
@@ -374,7 +374,7 @@ def _audit_topic(
     of_lake = lake.of_topics.get(name, [])
     noted, held = lake.noted.get(name, []), lake.held.get(name, [])
     readable = [one for one in noted if one.file not in lake.unreadable]
-    findings = [*of_lake, *compare(name, readable, held, joined, all_noted=lake.all_noted)]
+    findings = [*of_lake, *compare(name, readable, held, all_noted=lake.all_noted)]
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
     topic = log.topics.get(name)

@@ -6,7 +6,8 @@ reads the segment again. So both commands describe damage in the same words.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -130,24 +131,19 @@ def _layout(root: str) -> Layout:
 def _chain(layout: Layout, piece: AuditPiece, space: memoryview) -> Chain | None:
     topic, segment = piece.topic, piece.segment
     try:
-        with ExitStack() as stack:
-            index = _open(stack, layout.index(segment.topic_id, segment.base))
-            header = decode_header(os.pread(index, HEADER_BYTES, 0))
+        with (
+            FileIO(layout.index(segment.topic_id, segment.base)) as index,
+            FileIO(layout.segment(segment.topic_id, segment.base)) as log,
+        ):
+            header = decode_header(os.pread(index.fileno(), HEADER_BYTES, 0))
             if header is None or header.epoch > topic.epoch:
                 return None
             said = header.topic_id, header.base, header.first_ordinal, header.name.encode()
             if said != (topic.id, segment.base, segment.first_ordinal, topic.name):
                 return None
-            log = _open(stack, layout.segment(segment.topic_id, segment.base))
-            return _Rows(index, log, piece, space).chain(header.epoch)
+            return _Rows(index.fileno(), log.fileno(), piece, space).chain(header.epoch)
     except (OSError, ValueError):
         return None  # `check_segments` reads the segment again and names the damage
-
-
-def _open(stack: ExitStack, path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd
 
 
 class _Place(NamedTuple):
@@ -218,7 +214,8 @@ class _Rows:
         found = boundaries(data, lengths, rows["count"].astype(np.int64))
         if found is None:
             return False
-        if int(lengths.max()) > PAYLOAD_BYTES_MAX and _largest(found) > PAYLOAD_BYTES_MAX:
+        most = PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES
+        if int(lengths.max()) > most and int(np.diff(found).max()) > most:
             return False
         return self._starts_at_a_record(found, offset, int(rows["ordinal"][0]))
 
@@ -233,10 +230,6 @@ class _Rows:
 
 def _sums(first: int, lengths: _Numbers) -> _Numbers:
     return np.concatenate(([first], first + np.cumsum(lengths)))
-
-
-def _largest(places: _Numbers) -> int:
-    return int(np.diff(places).max()) - RECORD_HEADER_BYTES
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
