@@ -172,8 +172,7 @@ def decode(
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
             if records is not None:
-                # Runs may overlap: records that were still in the tail are grouped into other runs when they
-                # are applied.
+                # Runs may overlap: records of the tail are grouped into other runs when they are applied.
                 yield from _portions(_clipped(records, ordinal, part.end.ordinal))
                 ordinal = max(ordinal, records.ordinal + records.record_count)
 
@@ -258,8 +257,7 @@ def _in_lockstep(
             running -= 1
         here = places[:running]
         found[targets[:running] + step] = here
-        # A wrong size that points outside the data moves the run past its expected end. The final comparison
-        # with `stops` detects that.
+        # A wrong size moves the run past its expected end: the final comparison with `stops` detects that.
         here += sizes[np.minimum(here, limit)]
         here += RECORD_HEADER_BYTES
     return found if np.array_equal(places, stops) else None

@@ -248,8 +248,7 @@ class FileLog:
                 f"{oldest.base} are gone",
                 whole._replace(start=start) if start.ordinal < whole.end.ordinal else None,
             )
-        # A last segment whose rows are all damaged lies after the known end of the topic. Include it too, so
-        # that its damage is reported.
+        # A last segment whose rows are all damaged lies after the topic's known end. Report its damage too.
         return found + [one for one in segments[len(found) :] if self._is_all_damage(one)]
 
     def _is_all_damage(self, segment: _Segment) -> bool:
@@ -296,8 +295,7 @@ class FileLog:
                     wanted = self._space(piece.end - piece.offset)
                     found = os.preadv(file.fileno(), [wanted], piece.offset - base)
                     yield LogBlock(piece.rows, wanted[:found], place)
-            # A topic ends at its last sound row, so no part includes the damage after it. Report that damage
-            # here.
+            # A topic ends at its last sound row, so no part includes the damage after it. Report it here.
             known = index.end_offset if len(index.rows) else base
             written = base + os.fstat(file.fileno()).st_size
             if len(index.rows) in index.gaps and end <= known < written:

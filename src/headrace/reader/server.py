@@ -88,8 +88,7 @@ class FetchedParts:
         except ServerError as error:
             if error.is_away:
                 raise
-            # A proxy may reject this request. Each part is then requested alone, which also shows its own
-            # error.
+            # A proxy may reject this request. Each part is then requested alone, and shows its own error.
             self._expected.clear()
             return
         for one, (rows, data, offset) in zip(parts, unpack(answer), strict=True):
@@ -203,8 +202,7 @@ class ServerLog:
         except ServerError as error:
             if error.status != _NOT_FOUND:
                 raise
-            # The topic was destroyed after it was listed. The task that reads up to its end gets and handles
-            # the error.
+            # The topic was destroyed after it was listed. The task that reads up to its end gets the error.
             return topic.end
         at = Position(found["epoch"], found["offset"], found["ordinal"])
         # The topic may have grown since it was listed, but a plan never extends past the listed end.

@@ -167,8 +167,6 @@ def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
 
 
 class _Check:
-    """Check of one file."""
-
     def __init__(self, work: FileWork) -> None:
         self._work = work
         self._found = FileCheck(work.path)

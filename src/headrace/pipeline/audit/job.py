@@ -53,7 +53,7 @@ from headrace.pipeline.audit.plan import (
     joined_ranges,
     overlaps,
 )
-from headrace.pipeline.job import EXPORT_APP, JobArguments, Progress, job, part_of
+from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of
 from headrace.pipeline.tasks import TaskRunner
 from headrace.reader.view import LogLocation, parse_place
 
@@ -78,26 +78,16 @@ def audit(given: AuditArguments) -> AuditReport:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
     place = parse_place(given.url, given.token) if given.url else LogLocation(str(given.data_dir))
     with closing(given.task_runner("audit")) as runner:
-        return _Audit(
-            lake=Path(given.lake).absolute() if given.lake else None,
-            place=place,
-            topics=wanted,
-            runner=runner,
-            progress=given.progress,
-        ).run()
+        return _Audit(given, wanted, place, runner).run()
 
 
 class _Audit:
     def __init__(
-        self,
-        lake: Path | None,
-        place: LogLocation,
-        topics: Sequence[str],
-        runner: TaskRunner,
-        progress: Progress | None,
+        self, given: AuditArguments, topics: Sequence[str], place: LogLocation, runner: TaskRunner
     ) -> None:
-        self._lake, self._place, self._topics = lake, place, topics
-        self._runner, self._progress = runner, progress
+        self._lake = Path(given.lake).absolute() if given.lake else None
+        self._topics, self._place = topics, place
+        self._runner, self._progress = runner, given.progress
         self._done = self._expected = 0
         self._table: Table | None = None
         self._broken: list[Finding] = []

@@ -26,8 +26,6 @@ Kind = Literal["missing", "damaged"]
 
 
 class Finding(Struct, frozen=True):
-    """Something that is missing or damaged."""
-
     kind: Kind
     reason: str
     file: str | None = None
@@ -62,8 +60,6 @@ class AuditSpan(NamedTuple):
 
 
 class TopicAudit(Struct):
-    """Result for one topic."""
-
     name: str
     epoch: int
     log: list[VerifiedRange]

@@ -61,16 +61,18 @@ class PiecesWork(NamedTuple):
     pieces: tuple[AuditPiece, ...]
 
 
+class _Place(NamedTuple):
+    offset: int
+    ordinal: int
+    ms: int
+
+
 class Chain(NamedTuple):
     """Start and end of a piece that is completely sound."""
 
     epoch: int
-    offset: int
-    ordinal: int
-    ms: int
-    end: int
-    end_ordinal: int
-    end_ms: int
+    start: _Place
+    end: _Place
 
 
 class SegmentsWork(NamedTuple):
@@ -105,15 +107,15 @@ def sound_segment(
     if not chains or len(chains) < len(found):
         return None
     for one, other in pairwise(chains):
-        if (one.end, one.end_ordinal) != (other.offset, other.ordinal) or one.end_ms > other.ms:
+        if one.end[:2] != other.start[:2] or one.end.ms > other.start.ms:
             return None
-    first, last = chains[0], chains[-1]
-    begins = (first.offset, first.ordinal) == (segment.base, segment.first_ordinal)
-    ends = last[-3:] == (segment.end, segment.end_ordinal, segment.last_ms)
-    if not begins or not ends or first.ms < segment.first_ms:
+    start, end = chains[0].start, chains[-1].end
+    begins = start[:2] == (segment.base, segment.first_ordinal)
+    ends = end == (segment.end, segment.end_ordinal, segment.last_ms)
+    if not begins or not ends or start.ms < segment.first_ms:
         return None
     check = SegmentCheck(layout, topic, segment)
-    check.epoch = first.epoch
+    check.epoch = chains[0].epoch
     check.good(VerifiedRange(segment.base, segment.end, segment.first_ordinal, segment.end_ordinal))
     return check
 
@@ -146,12 +148,6 @@ def _chain(layout: Layout, piece: AuditPiece, space: memoryview) -> Chain | None
         return None  # `check_segments` reads the segment again and names the damage
 
 
-class _Place(NamedTuple):
-    offset: int
-    ordinal: int
-    ms: int
-
-
 class _Rows:
     """The same checks as `SegmentCheck` makes row by row, for many rows and records at once."""
 
@@ -176,7 +172,7 @@ class _Rows:
             at = self._followed(rows, at)
             if at is None or not all(map(self._holds, _blocks(rows))):
                 return None
-        return Chain(epoch, *first, *at) if first is not None and at is not None else None
+        return Chain(epoch, first, at) if first is not None and at is not None else None
 
     def _followed(self, rows: Rows, at: _Place) -> _Place | None:
         """Return the end of the rows if each begins where the previous one ends; otherwise None."""
@@ -292,8 +288,7 @@ class _Served(Findings):
         for row in block.rows:
             offset, ordinal, count = int(row["offset"]), int(row["ordinal"]), int(row["count"])
             stop = offset + int(row["length"])
-            # The first and last rows may reach over the ends of a part. Rows overlap where a tail became part
-            # of a segment.
+            # The first and last rows may reach over a part's ends. Rows overlap where a tail was applied.
             here = VerifiedRange(
                 max(offset, start.offset),
                 min(stop, end.offset),

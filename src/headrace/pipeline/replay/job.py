@@ -60,8 +60,6 @@ _NOBODYS = "0" * 32
 
 
 class ReplaySummary(NamedTuple):
-    """Result of a replay."""
-
     lake: str
     topic: str
     to: str
@@ -113,22 +111,25 @@ def replay(given: ReplayArguments) -> ReplaySummary:
             )
             for first in range(0, len(files), _FILES_AT_ONCE)
         ]
-        seen = _together(runner.run(works, look))
-        if not seen.ranges:
+        seen = [one for some in runner.run(works, look) for one in some]
+        if not seen:
             raise JobError(f"there is no topic {given.topic!r} in {directory}")
         notes = ReplayNotes(directory)
         found = notes.find(wanted)
         if found is None:
-            ranges = [one for some in seen.ranges.values() for one in some]
             found = course(
-                wanted=wanted, ranges=ranges, since=seen.since, until=seen.until, rate=given.rate
+                wanted=wanted,
+                ranges=[one for file in seen for one in file.ranges],
+                since=min((one.since for one in seen if one.since is not None), default=None),
+                until=min((one.until for one in seen if one.until is not None), default=None),
+                rate=given.rate,
             )
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = notes.begin(wanted, found)
         producer = producer_of(table.id, wanted, found)
-        return _Replay(given, str(directory), place, runner, found, producer).run(seen.ranges, http)
+        return _Replay(given, str(directory), place, runner, found, producer).run(seen, http)
 
 
 def _ms(moment: Moment | None) -> int | None:
@@ -156,15 +157,6 @@ def _check(wanted: Wanted) -> None:
             raise OptionError(f"the range ends at {end}, where it begins or before: it is empty")
     if len(wanted.name.encode()) > 255:
         raise OptionError("the name must have 255 bytes at most")
-
-
-def _together(found: "list[TopicFiles]") -> "TopicFiles":
-    ranges: dict[str, list[RecordRange]] = {}
-    for one in found:
-        ranges |= one.ranges
-    since = [one.since for one in found if one.since is not None]
-    until = [one.until for one in found if one.until is not None]
-    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
 
 
 def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
@@ -195,15 +187,14 @@ class _Replay:
     passed: int = 0
     """Number of records that count for the rate."""
 
-    def run(self, files: dict[str, list[RecordRange]], http: HttpClient) -> ReplaySummary:
+    def run(self, seen: "list[TopicFile]", http: HttpClient) -> ReplaySummary:
         rate, found = self.given.rate, self.course
         first = first_open(found, partial(_is_decided, http, self.producer))
         begun_s = time.monotonic()
-        left = cuts(files, found, first)
+        left = cuts({one.name: one.ranges for one in seen}, found, first)
         while some := list(islice(left, 1 if rate is not None else _CUTS_AT_ONCE)):
             if rate is not None:
-                # Wait before the upload and not after it: the server deletes uploads that are not decided in
-                # time.
+                # Wait before the upload: the server deletes uploads that are not decided in time.
                 time.sleep(max(0.0, begun_s + self.passed / rate - time.monotonic()))
             done, end = some[0].offset - found.start, some[-1].end - found.start
             total = found.end - found.start
@@ -259,39 +250,37 @@ class Look(NamedTuple):
     until_ms: int | None
 
 
-class TopicFiles(NamedTuple):
-    """Ranges of a topic in files."""
+class TopicFile(NamedTuple):
+    """File with records of the topic."""
 
-    ranges: dict[str, list[RecordRange]]
+    name: str
+    ranges: list[RecordRange]
     since: int | None
     """Smallest offset of a record at or after the time; None without such a record or without a time."""
     until: int | None
 
 
-def look(work: Look) -> TopicFiles:
-    ranges: dict[str, list[RecordRange]] = {}
-    since: list[int] = []
-    until: list[int] = []
+def look(work: Look) -> list[TopicFile]:
+    found = []
     for name in work.files:
         pieces = pieces_of([Path(work.lake, name)], work.topic)
         if pieces:
-            ranges[name] = [piece.range for piece in pieces]
-        if work.since_ms is not None:
-            since += _from_time(pieces, work.since_ms)
-        if work.until_ms is not None:
-            until += _from_time(pieces, work.until_ms)
-    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
+            since, until = (_from_time(pieces, ms) for ms in (work.since_ms, work.until_ms))
+            found.append(TopicFile(name, [piece.range for piece in pieces], since, until))
+    return found
 
 
-def _from_time(pieces: list[StoredRange], ms: int) -> Iterator[int]:
-    """Yield the first offset at or after a time, if there is one. Times never decrease."""
+def _from_time(pieces: list[StoredRange], ms: int | None) -> int | None:
+    """Return the first offset at or after a time, if there is one. Times never decrease."""
+    if ms is None:
+        return None
     moment = pa.scalar(ms * 1000, pa.timestamp("us", tz="UTC"))
     for piece in pieces:
         for rows in read_piece(piece, column="timestamp"):
             late = rows["offset"].filter(pc.greater_equal(rows["timestamp"], moment))
             if len(late):
-                yield late[0].as_py()
-                return
+                return int(late[0].as_py())
+    return None
 
 
 class ReplayWork(NamedTuple):

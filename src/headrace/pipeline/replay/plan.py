@@ -29,8 +29,6 @@ _CUT_S = 1.0
 
 
 class Wanted(NamedTuple):
-    """Arguments of a replay."""
-
     topic: str
     target: str
     name: str

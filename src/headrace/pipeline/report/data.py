@@ -55,9 +55,6 @@ class TopicCounts(NamedTuple):
     """Counts of one topic, or of its part that one task has read."""
 
     topic: str
-    offset: int
-    """Start of the part: parts of a topic are joined in this order."""
-    end: int
     messages: int
     bytes: int
     first_ms: int
@@ -65,6 +62,9 @@ class TopicCounts(NamedTuple):
     silence_ms: int
     """Longest pause between two messages."""
     silent_from_ms: int
+    offset: int
+    """Start of the part: parts of a topic are joined in this order."""
+    end: int
 
 
 class Overview(NamedTuple):
@@ -131,8 +131,6 @@ class ReaderLag(Struct, frozen=True):
 
 
 class ChannelMember(Struct, frozen=True):
-    """Processor in a channel."""
-
     processor: str
     channel: str
     present: bool
@@ -233,15 +231,15 @@ def look(runs: Iterable[Runs]) -> Overview:
         longest = int(np.argmax(between)) if len(between) else 0
         parts.append(
             TopicCounts(
-                one.topic,
-                one.offset,
-                one.end,
-                messages,
-                int(one.bytes.sum()),
-                int(one.ms[0]),
-                int(one.ms[-1]),
-                int(between[longest]) if len(between) else 0,
-                int(one.ms[longest]),
+                topic=one.topic,
+                messages=messages,
+                bytes=int(one.bytes.sum()),
+                first_ms=int(one.ms[0]),
+                last_ms=int(one.ms[-1]),
+                silence_ms=int(between[longest]) if len(between) else 0,
+                silent_from_ms=int(one.ms[longest]),
+                offset=one.offset,
+                end=one.end,
             )
         )
         # The number of a bar is that of the bits of the mean size, 0 for empty payloads.
@@ -281,17 +279,24 @@ def _joined(
             (part.silence_ms, part.silent_from_ms),
             key=lambda one: one[0],
         )
-        found[-1] = TopicCounts(
-            part.topic,
-            before.offset,
-            part.end,
-            before.messages + part.messages,
-            before.bytes + part.bytes,
-            min(before.first_ms, part.first_ms),
-            max(before.last_ms, part.last_ms),
-            *silence,
-        )
+        found[-1] = _together(part.topic, [before, part], *silence)
     return found, pauses
+
+
+def _together(
+    topic: str, parts: Sequence[TopicCounts], silence_ms: int, silent_from_ms: int
+) -> TopicCounts:
+    return TopicCounts(
+        topic=topic,
+        messages=sum(part.messages for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        first_ms=min(part.first_ms for part in parts),
+        last_ms=max(part.last_ms for part in parts),
+        silence_ms=silence_ms,
+        silent_from_ms=silent_from_ms,
+        offset=parts[0].offset,
+        end=parts[-1].end,
+    )
 
 
 def overview(seen: Iterable[Overview]) -> Overview:
@@ -373,18 +378,7 @@ def report(
     others = None
     if rest:
         # A common silence of many topics would say nothing about any of them.
-        together = TopicCounts(
-            "",
-            0,
-            0,
-            sum(part.messages for part in rest),
-            sum(part.bytes for part in rest),
-            min(part.first_ms for part in rest),
-            max(part.last_ms for part in rest),
-            0,
-            0,
-        )
-        others = _line(together, counts, len(busiest))
+        others = _line(_together("", rest, 0, 0), counts, len(busiest))
     return ReportData(
         made_ms=made_ms,
         log=log,
@@ -409,17 +403,8 @@ def report(
 
 
 def _line(part: TopicCounts, counts: Counts, number: int) -> Line:
-    return Line(
-        part.topic,
-        part.messages,
-        part.bytes,
-        part.first_ms,
-        part.last_ms,
-        part.silence_ms,
-        part.silent_from_ms,
-        counts.messages[number].tolist(),
-        counts.bytes[number].tolist(),
-    )
+    # The fields before `offset` are those of a line.
+    return Line(*part[:7], counts.messages[number].tolist(), counts.bytes[number].tolist())
 
 
 def _bars(found: Sequence[int], bounds: Sequence[int], *, trimmed: bool) -> list[Bar]:

@@ -84,8 +84,6 @@ _PAGE = 1000
 
 
 class ReportSummary(NamedTuple):
-    """Contents of a report."""
-
     page: str
     json: str
     messages: int
@@ -290,12 +288,8 @@ def channels_of(found: list[dict[str, Any]], *, more: bool) -> ChannelsSeen:
 
 
 def _counters(text: str) -> dict[str, int]:
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.isdigit():
-            found[name] = int(value)
-    return found
+    pairs = (line.partition(" ")[::2] for line in text.splitlines())
+    return {name: int(value) for name, value in pairs if value.isdigit()}
 
 
 def _all(http: HttpClient, kind: str, query: dict[str, Any], **after: str) -> Iterator[Any]:

@@ -138,8 +138,6 @@ def spark(values: Sequence[int], label: str) -> str:
 
 
 class Silence(NamedTuple):
-    """Time without messages."""
-
     start_ms: int
     end_ms: int
     title: str
