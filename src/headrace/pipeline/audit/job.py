@@ -7,6 +7,7 @@ deleted. When something seems to be missing, the lake is listed again, as an exp
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -153,16 +154,15 @@ class _Audit:
     ) -> AuditReport:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
         lake = _Lake(listing, checks)
-        names = {*lake.held, *lake.noted, *log.topics}
         notes = [*log.notes, *listing.notes]
         topics = []
-        for name in sorted(names):
+        for name in sorted({*lake.held, *lake.noted, *log.topics}):
             if not self._topics or name in self._topics:
                 topic, more = _audit_topic(name, lake, log, is_later=is_later)
                 topics.append(topic)
                 notes += more
         notes += _not_compared(topics)
-        findings = [*log.findings, *lake.findings]
+        findings = [*log.findings, *lake.findings[None]]
         return AuditReport(
             log=log.name,
             lake=str(self._lake) if self._lake is not None else None,
@@ -191,18 +191,14 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
 # The lake's side: manifests of its batches and a list of its files. Tasks read the files.
 
 
-class LakeNotes(NamedTuple):
-    file: str
-    range: LakeRange
-
-
 class Listing(NamedTuple):
     """State of a lake at one moment."""
 
     findings: Sequence[Finding]
     """Damaged or missing manifests."""
     files: Mapping[str, int] = {}
-    noted: Sequence[LakeNotes] = ()
+    noted: Sequence[tuple[str, LakeRange]] = ()
+    """Ranges in the manifests of batches, each with its file."""
     lost: Sequence[LostRange] = ()
     """Ranges that batches noted as lost, because they could not write them."""
     shown: Mapping[str, str] = {}
@@ -216,7 +212,7 @@ class Listing(NamedTuple):
 
     @property
     def topics(self) -> frozenset[str]:
-        return frozenset(one.range.topic for one in self.noted)
+        return frozenset(one.topic for _, one in self.noted)
 
 
 def _list_lake(lake: Path, table: Table) -> Listing:
@@ -229,13 +225,15 @@ def _list_lake(lake: Path, table: Table) -> Listing:
     manifests = Manifests(lake)
     folded = _folded(lake, manifests, findings)
     # A merged manifest does not say which files hold its ranges.
-    noted = [LakeNotes("", one) for one in folded.ranges]
+    noted = [("", one) for one in folded.ranges]
     lost = list(folded.lost)
     commits = {number: notes[CRC_KEY] for number, notes in table.all_notes() if CRC_KEY in notes}
     for number in range(folded.batches, 0 if last is None else last + 1):
-        manifest = _read_manifest(lake, manifests, number, commits.get(number), findings)
-        if manifest is not None:
-            noted += [LakeNotes(manifest.files[one.file].path, one) for one in manifest.ranges]
+        manifest = _read_manifest(lake, manifests, number, commits.get(number))
+        if isinstance(manifest, Finding):
+            findings.append(manifest)
+        else:
+            noted += [(manifest.files[one.file].path, one) for one in manifest.ranges]
             lost += manifest.lost
     if findings and _folded(lake, manifests, []).batches != folded.batches:
         return _list_lake(lake, table)  # a compaction has merged these manifests meanwhile
@@ -261,8 +259,8 @@ def _why(error: LakeError) -> str:
 
 
 def _read_manifest(
-    lake: Path, manifests: Manifests, number: int, crc: str | None, findings: list[Finding]
-) -> Manifest | None:
+    lake: Path, manifests: Manifests, number: int, crc: str | None
+) -> Manifest | Finding:
     path = manifests.path(number)
     file = str(path.relative_to(lake))
     try:
@@ -271,33 +269,24 @@ def _read_manifest(
         if files and not 0 <= min(files) <= max(files) < len(found.files):
             raise LakeError("a range is in a file that it does not name")
     except LakeError as error:
-        if not path.exists():
-            reason = f"the file is gone, the manifest of batch {number}"
-            findings.append(Finding("missing", reason, file))
-        else:
-            findings.append(Finding("damaged", _why(error), file))
-        return None
+        if path.exists():
+            return Finding("damaged", _why(error), file)
+        return Finding("missing", f"the file is gone, the manifest of batch {number}", file)
     if crc is not None and crc != str(found.crc):
-        reason = f"it differs from the commit of batch {number}"
-        findings.append(Finding("damaged", reason, file))
-        return None
+        return Finding("damaged", f"it differs from the commit of batch {number}", file)
     return found
 
 
 def _file_works(
-    lake: Path,
-    listing: Listing,
-    paths: Iterable[str],
-    topics: Sequence[str],
-    log: LogAccount,
+    lake: Path, listing: Listing, paths: Iterable[str], topics: Sequence[str], log: LogAccount
 ) -> list[FileWork]:
     """Describe the checks of these files, each with the ranges where the log has the file's records."""
-    noted: dict[str, list[LakeRange]] = {}
-    for one in listing.noted:
-        noted.setdefault(one.file, []).append(one.range)
+    noted: dict[str, list[LakeRange]] = defaultdict(list)
+    for path, one in listing.noted:
+        noted[path].append(one)
     works = []
     for path in paths:
-        ranges = noted.get(path) or known_ranges(lake / path)
+        ranges = noted[path] or known_ranges(lake / path)
         if topics and ranges and not any(one.topic in topics for one in ranges):
             continue
         wanted = {
@@ -320,51 +309,45 @@ class _Lake:
 
     def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
         self.all_noted = not listing.findings
-        self.findings = [*listing.findings, *listing.odd]
-        """Findings that concern no single topic."""
-        self.of_topics: dict[str, list[Finding]] = {}
-        self.differing: dict[str, list[Finding]] = {}
-        self.held: dict[str, list[Held]] = {}
-        self.noted: dict[str, list[Held]] = {}
-        self.lost: dict[str, list[LostRange]] = {}
-        self.compared: dict[str, int] = {}
+        self.findings: dict[str | None, list[Finding]] = defaultdict(list)
+        """Under None, findings that concern no single topic."""
+        self.differing: dict[str | None, list[Finding]] = defaultdict(list)
+        self.held: dict[str, list[Held]] = defaultdict(list)
+        self.noted: dict[str, list[Held]] = defaultdict(list)
+        self.lost: dict[str, list[LostRange]] = defaultdict(list)
+        self.compared = Counter[str]()
         self.unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
         unnamed = dict(self.unreadable)
+        found = [*listing.findings, *listing.odd]
         for path, one in listing.noted:
             held = Held(path, one.epoch, range_of(one), one.crc)
-            self.noted.setdefault(one.topic, []).append(held)
+            self.noted[one.topic].append(held)
             if path in self.unreadable:
                 finding = self.unreadable[path]
-                self._add(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
+                found.append(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
                 unnamed.pop(path, None)
-        self.findings += unnamed.values()
+        found += unnamed.values()
         for lost in listing.lost:
-            self.lost.setdefault(lost.topic, []).append(lost)
+            self.lost[lost.topic].append(lost)
         for check in checks:
             for one in check.ranges:
                 held = Held(check.path, one.epoch, range_of(one), one.crc)
-                self.held.setdefault(one.topic, []).append(held)
-            for finding in check.findings:
-                self._add(finding)
+                self.held[one.topic].append(held)
+            found += check.findings
             for finding in check.differing:
-                self.differing.setdefault(finding.topic or "", []).append(finding)
-            for name, count in check.compared.items():
-                self.compared[name] = self.compared.get(name, 0) + count
-
-    def _add(self, finding: Finding) -> None:
-        if finding.topic is None:
-            self.findings.append(finding)
-        else:
-            self.of_topics.setdefault(finding.topic, []).append(finding)
+                self.differing[finding.topic].append(finding)
+            self.compared.update(check.compared)
+        for finding in found:
+            self.findings[finding.topic].append(finding)
 
 
 def _audit_topic(
     name: str, lake: _Lake, log: LogAccount, *, is_later: bool
 ) -> tuple[TopicAudit, list[str]]:
-    of_lake = lake.of_topics.get(name, [])
-    noted, held = lake.noted.get(name, []), lake.held.get(name, [])
+    noted, held = lake.noted[name], lake.held[name]
     readable = [one for one in noted if one.file not in lake.unreadable]
-    findings = [*of_lake, *compare(name, readable, held, all_noted=lake.all_noted)]
+    differences = compare(name, readable, held, all_noted=lake.all_noted)
+    findings = [*lake.findings[name], *differences]
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
     topic = log.topics.get(name)
@@ -373,30 +356,25 @@ def _audit_topic(
         spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
         bad = [one.range for one in topic.findings if one.range is not None]
         findings += [
-            one
-            for one in lake.differing.get(name, ())
-            if one.range and not overlaps(one.range, bad)
+            one for one in lake.differing[name] if one.range and not overlaps(one.range, bad)
         ]
         findings += [_told_of_lake(one, sound) for one in topic.findings]
     whole = [AuditSpan(one.epoch, one.range) for one in (*noted, *held)]
     coverage = cover(name, whole, spans, is_later=is_later)
-    findings += _with_lost(name, coverage.findings, lake.lost.get(name, ()))
+    findings += _with_lost(name, coverage.findings, lake.lost[name])
     log_sound = joined_ranges(topic.sound) if topic is not None else []
     epochs = [span.epoch for span in whole] + ([topic.epoch] if topic is not None else [])
-    return (
-        TopicAudit(
-            name=name,
-            epoch=max(epochs, default=0),
-            log=log_sound,
-            lake=sound,
-            records=sum(
-                one.end_ordinal - one.ordinal for one in joined_ranges([*sound, *log_sound])
-            ),
-            compared_bytes=lake.compared.get(name, 0),
-            findings=findings,
-        ),
-        coverage.notes,
+    both = joined_ranges([*sound, *log_sound])
+    found = TopicAudit(
+        name=name,
+        epoch=max(epochs, default=0),
+        log=log_sound,
+        lake=sound,
+        records=sum(one.end_ordinal - one.ordinal for one in both),
+        compared_bytes=lake.compared[name],
+        findings=findings,
     )
+    return found, coverage.notes
 
 
 def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
