@@ -93,9 +93,10 @@ def compact(given: CompactArguments) -> CompactSummary:
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:
             merging.merge(_plan(directory, table, given.file_bytes), runner)
-        merging.fold()
-        merging.sweep()
-        return merging.summary
+        folded = _fold(directory, table)
+        swept = table.sweep(given.sweep_after_s, dry_run=False)
+        given.points.here("swept")
+        return merging.summary._replace(folded=folded, swept=swept)
 
 
 def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
@@ -161,28 +162,23 @@ class _Compact:
             bytes=done.bytes + one.bytes,
         )
 
-    def fold(self) -> None:
-        """Merge the manifests of all batches but the last, which an export checks when it starts."""
-        last = self._table.last(EXPORT_APP)
-        if last is None:
-            return
-        commits = dict(self._table.all_notes())
 
-        def check(manifest: Manifest) -> None:
-            noted = commits.get(manifest.number, {}).get(CRC_KEY)
-            if noted is not None and noted != str(manifest.crc):
-                raise LakeError(
-                    f"{self._lake}: the manifest of batch {manifest.number} differs from its commit; run "
-                    "`headrace pipeline audit` to find all damage"
-                )
+def _fold(lake: Path, table: Table) -> int:
+    """Merge the manifests of all batches but the last, which an export checks when it starts."""
+    last = table.last(EXPORT_APP)
+    if last is None:
+        return 0
+    commits = dict(table.all_notes())
 
-        folded = Manifests(self._lake).fold(last, check)
-        self.summary = self.summary._replace(folded=folded)
+    def check(manifest: Manifest) -> None:
+        noted = commits.get(manifest.number, {}).get(CRC_KEY)
+        if noted is not None and noted != str(manifest.crc):
+            raise LakeError(
+                f"{lake}: the manifest of batch {manifest.number} differs from its commit; run "
+                "`headrace pipeline audit` to find all damage"
+            )
 
-    def sweep(self) -> None:
-        swept = self._table.sweep(self._given.sweep_after_s, dry_run=False)
-        self.summary = self.summary._replace(swept=swept)
-        self._points.here("swept")
+    return Manifests(lake).fold(last, check)
 
 
 # Plan: which files become one

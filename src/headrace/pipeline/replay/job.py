@@ -37,12 +37,13 @@ from headrace.pipeline.job import JobArguments, job, part_of
 from headrace.pipeline.replay.plan import (
     Course,
     Cut,
-    ReplayNotes,
     Wanted,
     course,
     cuts,
     first_open,
     producer_of,
+    store_course,
+    stored_course,
 )
 from headrace.pipeline.tasks import JobError, Progress, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
@@ -102,20 +103,13 @@ def replay(given: ReplayArguments) -> ReplaySummary:
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:
         files = tuple(files_of(table, given.topic, 0))
         works = [
-            Look(
-                lake=str(directory),
-                files=files[first : first + _FILES_AT_ONCE],
-                topic=given.topic,
-                since_ms=wanted.since_ms,
-                until_ms=wanted.until_ms,
-            )
+            Look(str(directory), files[first : first + _FILES_AT_ONCE], wanted)
             for first in range(0, len(files), _FILES_AT_ONCE)
         ]
         seen = [one for some in runner.run(works, look) for one in some]
         if not seen:
             raise JobError(f"there is no topic {given.topic!r} in {directory}")
-        notes = ReplayNotes(directory)
-        found = notes.find(wanted)
+        found = stored_course(directory, wanted)
         if found is None:
             found = course(
                 wanted=wanted,
@@ -127,7 +121,7 @@ def replay(given: ReplayArguments) -> ReplaySummary:
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
-                found = notes.begin(wanted, found)
+                found = store_course(directory, wanted, found)
         producer = producer_of(table.id, wanted, found)
         return _Replay(given, str(directory), place, runner, found, producer).run(seen, http)
 
@@ -214,18 +208,8 @@ class _Replay:
         )
 
     def _replay(self, some: list[Cut], progress: Progress | None) -> None:
-        works = [
-            ReplayWork(
-                place=self.place,
-                lake=self.lake,
-                files=cut.files,
-                topic=self.given.topic,
-                target=self.given.to,
-                offset=cut.offset,
-                end=cut.end,
-            )
-            for cut in some
-        ]
+        topic, target = self.given.topic, self.given.to
+        works = [ReplayWork(self.place, self.lake, topic, target, cut) for cut in some]
         results = self.runner.run(works, upload_part, progress)
         self.given.points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
@@ -245,9 +229,7 @@ class _Replay:
 class Look(NamedTuple):
     lake: str
     files: tuple[str, ...]
-    topic: str
-    since_ms: int | None
-    until_ms: int | None
+    wanted: Wanted
 
 
 class TopicFile(NamedTuple):
@@ -263,9 +245,10 @@ class TopicFile(NamedTuple):
 def look(work: Look) -> list[TopicFile]:
     found = []
     for name in work.files:
-        pieces = pieces_of([Path(work.lake, name)], work.topic)
+        pieces = pieces_of([Path(work.lake, name)], work.wanted.topic)
         if pieces:
-            since, until = (_from_time(pieces, ms) for ms in (work.since_ms, work.until_ms))
+            since = _from_time(pieces, work.wanted.since_ms)
+            until = _from_time(pieces, work.wanted.until_ms)
             found.append(TopicFile(name, [piece.range for piece in pieces], since, until))
     return found
 
@@ -286,11 +269,9 @@ def _from_time(pieces: list[StoredRange], ms: int | None) -> int | None:
 class ReplayWork(NamedTuple):
     place: LogLocation
     lake: str
-    files: tuple[str, ...]
     topic: str
     target: str
-    offset: int
-    end: int
+    cut: Cut
 
 
 class UploadedCut(NamedTuple):
@@ -305,9 +286,10 @@ def upload_part(work: ReplayWork) -> UploadedCut:
 
     def blocks() -> Iterator[EncodedBlock]:
         nonlocal records, size
-        paths = [Path(work.lake, name) for name in work.files]
-        for piece in pieces_of(paths, work.topic, work.offset, work.end):
-            for payloads in _payloads(piece, work.offset, work.end):
+        _, offset, end, files = work.cut
+        paths = [Path(work.lake, name) for name in files]
+        for piece in pieces_of(paths, work.topic, offset, end):
+            for payloads in _payloads(piece, offset, end):
                 for block in encode_batch(work.target, payloads):
                     size += len(block.records)
                     yield block

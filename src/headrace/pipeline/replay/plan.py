@@ -129,43 +129,40 @@ class _Note(msgspec.Struct):
     course: Course
 
 
-class ReplayNotes:
-    def __init__(self, lake: Path) -> None:
-        self._lake = lake
-        self._directory = lake / HIDDEN / "replays"
+def stored_course(lake: Path, wanted: Wanted) -> Course | None:
+    path = _note_path(lake, wanted)
+    try:
+        return decode_versioned(path.read_bytes(), _Note, str(path)).course
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LakeError(
+            f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
+            "another name"
+        ) from None
 
-    def find(self, wanted: Wanted) -> Course | None:
-        path = self._path(wanted)
-        try:
-            return decode_versioned(path.read_bytes(), _Note, str(path)).course
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise LakeError(
-                f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
-                "another name"
-            ) from None
 
-    def begin(self, wanted: Wanted, course: Course) -> Course:
-        """Store the course durably, unless there is one already; return the stored course."""
-        path = self._path(wanted)
-        try:
-            make_directory(self._directory)
-            made = path.with_suffix(f".{uuid.uuid4().hex}")
-            made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
-            sync(made)
-        except OSError as error:
-            raise LakeError(f"{self._lake} cannot be written to: {error.strerror}") from None
-        try:
-            os.link(made, path)
-        except FileExistsError:
-            pass  # another run stored its course at the same time
-        finally:
-            made.unlink()
-        sync(self._directory)
-        found = self.find(wanted)
-        assert found is not None
-        return found
+def store_course(lake: Path, wanted: Wanted, course: Course) -> Course:
+    """Store the course durably, unless there is one already; return the stored course."""
+    path = _note_path(lake, wanted)
+    made = path.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        make_directory(path.parent)
+        made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
+        sync(made)
+    except OSError as error:
+        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass  # another run stored its course at the same time
+    finally:
+        made.unlink()
+    sync(path.parent)
+    found = stored_course(lake, wanted)
+    assert found is not None
+    return found
 
-    def _path(self, wanted: Wanted) -> Path:
-        return self._directory / f"{wanted.key}.json"
+
+def _note_path(lake: Path, wanted: Wanted) -> Path:
+    return lake / HIDDEN / "replays" / f"{wanted.key}.json"
