@@ -33,13 +33,7 @@ from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
-from headrace.pipeline.audit.files import (
-    FileCheck,
-    FileWork,
-    check_files,
-    known_ranges,
-    range_of,
-)
+from headrace.pipeline.audit.files import FileCheck, FileWork, check_files, known_ranges, range_of
 from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
 from headrace.pipeline.audit.plan import (
     AuditReport,

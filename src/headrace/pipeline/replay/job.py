@@ -27,12 +27,7 @@ from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.files.reading import StoredRange, files_of, pieces_of, read_piece
 from headrace.lake.format import LakeError, RecordRange
 from headrace.lake.table import open_table
-from headrace.model import (
-    RECORD_HEADER_BYTES,
-    check_publish_topic,
-    check_topic_name,
-    is_reserved,
-)
+from headrace.model import RECORD_HEADER_BYTES, check_publish_topic, check_topic_name, is_reserved
 from headrace.pipeline.job import JobArguments, job, part_of
 from headrace.pipeline.replay.plan import (
     Course,

@@ -25,14 +25,7 @@ from headrace.config.pipeline import ReportOptions
 from headrace.errors import OptionError
 from headrace.lake.format import Positions, ranges_in
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
-from headrace.pipeline.job import (
-    JobArguments,
-    job,
-    list_lake,
-    part_of,
-    source_of,
-    topics_of,
-)
+from headrace.pipeline.job import JobArguments, job, list_lake, part_of, source_of, topics_of
 from headrace.pipeline.report import data as report_data
 from headrace.pipeline.report.data import (
     ChannelMember,
