@@ -94,35 +94,24 @@ def _over_time(report: ReportData) -> str:
     messages, sizes = _totals(report, "messages_over_time"), _totals(report, "bytes_over_time")
     starts = [over.start_ms + point * over.width_ms for point in range(over.points)]
     moments = [words.moment(ms, over.width_ms) for ms in starts]
-    titles = [
-        f"{when}: {counted(count, 'message')}, {size(held)}"
-        for when, count, held in zip(moments, messages, sizes, strict=True)
-    ]
+    points = list(zip(moments, messages, sizes, strict=True))
+    titles = [f"{when}: {counted(count, 'message')}, {size(held)}" for when, count, held in points]
     busiest = max(range(over.points), key=messages.__getitem__)
     bucket = words.bucket(over.width_ms)
     sentence = (
         f"Each step is {bucket}. The busiest began at {moments[busiest]}, with "
         f"{counted(messages[busiest], 'message')} ({size(sizes[busiest])})."
     )
-    rows = [
-        [when, f"{count:,}", size(held)]
-        for when, count, held in zip(moments, messages, sizes, strict=True)
-        if count
-    ]
-    plots = [
-        f"<h3>{what} per {bucket}</h3>"
-        + svg.stacked(
-            _layers(report, field), titles, over, binary=binary, label=f"{what} over time"
-        )
-        for what, field, binary in (
-            ("Messages", "messages_over_time", False),
-            ("Bytes", "bytes_over_time", True),
-        )
-    ]
+    plots = ""
+    for what, field in (("Messages", "messages_over_time"), ("Bytes", "bytes_over_time")):
+        layers, label = _layers(report, field), f"{what} over time"
+        plot = svg.stacked(layers, titles, over, binary=what == "Bytes", label=label)
+        plots += f"<h3>{what} per {bucket}</h3>{plot}"
+    rows = [[when, f"{count:,}", size(held)] for when, count, held in points if count]
     numbers = _table(("from (UTC)", ">messages", ">bytes"), rows)
     return _section(
         "Over time",
-        f'<p>{sentence}</p><div class="legend">{"".join(legend)}</div>{"".join(plots)}'
+        f'<p>{sentence}</p><div class="legend">{"".join(legend)}</div>{plots}'
         f"<details><summary>The numbers</summary>{numbers}</details>",
     )
 
@@ -203,27 +192,19 @@ def _share(part: int, whole: int) -> str:
 
 def _sizes(report: ReportData) -> str:
     most = max(report.sizes, key=lambda bar: bar.count)
-    means = (
-        " Messages that were stored together count with their mean size: the log's index knows no other."
-        if report.sizes_are_means
-        else ""
-    )
-    sentence = (
-        f"The commonest size is {_size_range(most)}: {_share(most.count, report.messages)} of all messages."
-        f"{means}"
-    )
-    bars = [
-        (
-            words.bound(bar.least).replace(" ", "\u00a0"),
-            bar.count,
-            f"{_size_range(bar)}: {counted(bar.count, 'message')}",
+    share = _share(most.count, report.messages)
+    sentence = f"The commonest size is {_size_range(most)}: {share} of all messages."
+    if report.sizes_are_means:
+        sentence += (
+            " Messages that were stored together count with their mean size: "
+            "the log's index knows no other."
         )
-        for bar in report.sizes
-    ]
-    rows = [
-        [_size_range(bar), f"{bar.count:,}", _share(bar.count, report.messages)]
-        for bar in report.sizes
-    ]
+    bars, rows = [], []
+    for bar in report.sizes:
+        held = _size_range(bar)
+        label = words.bound(bar.least).replace(" ", "\u00a0")
+        bars.append((label, bar.count, f"{held}: {counted(bar.count, 'message')}"))
+        rows.append([held, f"{bar.count:,}", _share(bar.count, report.messages)])
     return _section(
         "How large messages are",
         f'<p>{sentence}</p><div class="two">{svg.columns(bars, "messages by size")}'
