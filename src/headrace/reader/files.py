@@ -4,6 +4,7 @@ It works while a server writes to the directory, and on shared storage. It sees 
 to segments, a few seconds behind the server. It never opens the catalogue, takes no lock and changes nothing.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -164,10 +165,10 @@ class FileLog:
         return self._at(topic, "ordinal", "count", ordinal, lambda data, n: (nth(data, n), n))
 
     def at_time(self, topic: TopicState, ms: int) -> Position:
-        for segment, rows in self._kept_rows(topic.name):
-            number = int(np.searchsorted(rows["ms"], ms, "left"))
-            if number < len(rows):
-                row = rows[number]
+        for segment, index in self._kept_indexes(self._topics.get(topic.name, ())):
+            number = int(np.searchsorted(index.rows["ms"], ms, "left"))
+            if number < len(index.rows):
+                row = index.rows[number]
                 if segment.base <= topic.start.offset and not number:
                     return topic.start
                 return _within(topic, int(row["offset"]), int(row["ordinal"]))
@@ -185,7 +186,7 @@ class FileLog:
 
         `inside` returns the offset and the ordinal in a run, both relative to its start.
         """
-        for segment, rows in self._kept_rows(topic.name):
+        for segment, (rows, _) in self._kept_indexes(self._topics.get(topic.name, ())):
             ends = rows[key].astype(np.int64) + rows[width]
             number = int(np.searchsorted(ends, value, "right"))
             if number == len(rows):
@@ -200,12 +201,11 @@ class FileLog:
             return _within(topic, int(row["offset"]) + offset, int(row["ordinal"]) + ordinal)
         return topic.end
 
-    def _kept_rows(self, name: str) -> Iterator[tuple[_Segment, Rows]]:
-        for segment in self._topics.get(name, ()):
-            try:
-                yield segment, self._read_index(segment.topic_id, segment.base).rows
-            except FileNotFoundError:
-                continue  # deleted since the last scan: the requested value lies in a later segment
+    def _kept_indexes(self, segments: Iterable[_Segment]) -> Iterator[tuple[_Segment, Index]]:
+        """Yield the segments with their indexes, without those that were deleted since the last scan."""
+        for segment in segments:
+            with contextlib.suppress(FileNotFoundError):
+                yield segment, self._read_index(segment.topic_id, segment.base)
 
     # Parts
 
@@ -249,14 +249,8 @@ class FileLog:
                 whole._replace(start=start) if start.ordinal < whole.end.ordinal else None,
             )
         # A last segment whose rows are all damaged lies after the topic's known end. Report its damage too.
-        return found + [one for one in segments[len(found) :] if self._is_all_damage(one)]
-
-    def _is_all_damage(self, segment: _Segment) -> bool:
-        try:
-            index = self._read_index(segment.topic_id, segment.base)
-        except FileNotFoundError:
-            return False
-        return not len(index.rows) and bool(index.gaps)
+        later = self._kept_indexes(segments[len(found) :])
+        return found + [one for one, index in later if not len(index.rows) and index.gaps]
 
     def expect(self, parts: Iterable[LogRange]) -> None:
         """Do nothing: local files need no prefetching."""

@@ -10,6 +10,7 @@ Elsewhere: reading the bytes, which produces these accounts.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
@@ -287,15 +288,15 @@ def cover(
     `is_later`, the lake was listed after the log was checked, and may be ahead of it.
     """
     covering = _Covering(topic, sorted(log or (), key=lambda span: span.range.offset))
-    last: AuditSpan | None = None
-    for epoch in sorted({span.epoch for span in lake}):
-        for part in joined_ranges(span.range for span in lake if span.epoch == epoch):
-            span = AuditSpan(epoch, part)
-            if last is not None:
-                covering.step(last, span)
-            last = span
-    if last is not None and log:
-        covering.reach_log(last, is_later=is_later)
+    spans = [
+        AuditSpan(epoch, part)
+        for epoch in sorted({span.epoch for span in lake})
+        for part in joined_ranges(span.range for span in lake if span.epoch == epoch)
+    ]
+    for last, span in pairwise(spans):
+        covering.step(last, span)
+    if spans and log:
+        covering.reach_log(spans[-1], is_later=is_later)
     return Coverage(covering.findings, covering.notes)
 
 
