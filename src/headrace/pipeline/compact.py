@@ -13,6 +13,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -123,21 +124,13 @@ class _Compact:
     def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
         total = sum(one.bytes for one in planned)
         done = 0
+        shape, layout = self._table.shape, self._table.layout
+        task = partial(merge, lake=self._lake, shape=shape, layout=layout, points=self._points)
         for first in range(0, len(planned), _BINS_AT_ONCE):
             some = planned[first : first + _BINS_AT_ONCE]
             size = sum(one.bytes for one in some)
             told = part_of(self._given.progress, done=done, size=size, total=total)
-            works = [
-                CompactWork(
-                    lake=str(self._lake),
-                    bin=one,
-                    shape=self._table.shape,
-                    layout=self._table.layout,
-                    points=self._points,
-                )
-                for one in some
-            ]
-            results = runner.run(works, merge, told)
+            results = runner.run(some, task, told)
             self._points.here("merged")
             for one, written in zip(some, results, strict=True):
                 self._commit(one, written)
@@ -227,26 +220,18 @@ def _place(path: str) -> tuple[str, int, int, str]:
 # The task: merge the files of a bin
 
 
-class CompactWork(NamedTuple):
-    lake: str
-    bin: Bin
-    shape: Shape
-    layout: FileLayout
-    points: Points
-
-
-def merge(work: CompactWork) -> WrittenFile:
+def merge(
+    small: Bin, *, lake: Path, shape: Shape, layout: FileLayout, points: Points
+) -> WrittenFile:
     """Write a file with the rows of the bin's files, each as in the log. The table does not name it yet."""
-    lake = Path(work.lake)
     # A task that Spark repeats writes its own file: only the file that the driver learns of counts.
-    name = name_after(work.bin.files[0], uuid.uuid4().hex[:12])
+    name = name_after(small.files[0], uuid.uuid4().hex[:12])
     # All files of a bin are alike, so rows and footers keep the topic names that they were written with.
-    old_names = are_names_old(lake / work.bin.files[0])
-    writer = Writer(lake, name, work.shape, work.layout, old_names=old_names)
+    old_names = are_names_old(lake / small.files[0])
+    writer = Writer(lake, name, shape, layout, old_names=old_names)
     with ExitStack() as stack:
         inputs = [
-            stack.enter_context(closing(_Input(lake / path, work.shape.columns)))
-            for path in work.bin.files
+            stack.enter_context(closing(_Input(lake / path, shape.columns))) for path in small.files
         ]
         # Each range is contiguous in one file, so the rows have the order of the ranges.
         order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
@@ -256,10 +241,10 @@ def merge(work: CompactWork) -> WrittenFile:
             raise LakeError(f"{lake}: {error}") from None
         for one, place in order:
             for some in inputs[place].take(one):
-                writer.add(_rows(some, work.shape.columns))
-                work.points.here("merging")
+                writer.add(_rows(some, shape.columns))
+                points.here("merging")
     written = writer.finish()
-    directory = _directory(work.bin.files[0])
+    directory = _directory(small.files[0])
     if len(written) != 1 or _directory(written[0].path) != directory:
         raise LakeError(f"{lake / directory} has rows of another date than its partition")
     if list(written[0].ranges) != expected:

@@ -133,9 +133,9 @@ class _Audit:
         paths = [path for path in sorted(listing.files) if path not in self._checks]
         works = _file_works(self._lake, listing, paths, self._topics, log)
         total = sum(work.bytes for work in works)
-        works_of_tasks = list(task_groups(works, lambda work: work.bytes, total))
+        some = task_groups(works, lambda work: work.bytes, total)
         self._expected = 0
-        for found in self._runner.run(works_of_tasks, check_files, self._phase(total)):
+        for found in self._runner.run(some, check_files, self._phase(total)):
             self._checks |= {check.path: check for check in found}
 
     def _phase(self, size: int) -> tasks.Progress | None:

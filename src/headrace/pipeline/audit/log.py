@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,9 +16,6 @@ from headrace.pipeline.audit.files import Kept
 from headrace.pipeline.audit.plan import Finding, Kind
 from headrace.pipeline.audit.tasks import (
     AuditPiece,
-    PiecesWork,
-    SegmentsWork,
-    ServedWork,
     check_pieces,
     check_segments,
     check_served,
@@ -62,12 +60,10 @@ class LogAccount(NamedTuple):
     segments: int = 0
 
 
-def task_groups(
-    works: Iterable[T], size: Callable[[T], int], total: int
-) -> Iterator[tuple[T, ...]]:
-    """Yield groups of works, in order; one task does each group."""
+def task_groups(works: Iterable[T], size: Callable[[T], int], total: int) -> list[list[T]]:
+    """Return groups of works, in order; one task does each group."""
     most = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total // _TASKS))
-    return map(tuple, groups(works, size, most, TASK_WORKS_MAX))
+    return list(groups(works, size, most, TASK_WORKS_MAX))
 
 
 # A data directory
@@ -138,10 +134,10 @@ class _Segments:
         self, layout: Layout, works: Sequence[SegmentWork], _: Advance
     ) -> Iterator[SegmentCheck]:
         total = sum(map(_bytes, works))
-        root = str(layout.root)
         pieces = [piece for work in works for piece in _pieces(work)]
-        tasks = [PiecesWork(root, some) for some in task_groups(pieces, _piece_bytes, total)]
-        results = iter(self._runner.run(tasks, check_pieces, self._phase(total)))
+        tasks = task_groups(pieces, _piece_bytes, total)
+        task = partial(check_pieces, root=layout.root)
+        results = self._runner.run(tasks, task, self._phase(total))
         chains = (chain for some in results for chain in some)
         unsound = []
         for work in works:
@@ -155,8 +151,8 @@ class _Segments:
                 unsound.append(work)
             else:
                 yield check
-        again = [SegmentsWork(root, some) for some in task_groups(unsound, _bytes, total)]
-        for found in self._runner.run(again, check_segments):
+        again = task_groups(unsound, _bytes, total)
+        for found in self._runner.run(again, partial(check_segments, root=layout.root)):
             yield from found
 
 
@@ -204,8 +200,8 @@ def audit_server(
             if state.start.offset < state.end.offset:
                 parts += _split(log, Part(name, state.start, state.end))
     total = sum(part.bytes for part in parts)
-    tasks = [ServedWork(place, some) for some in task_groups(parts, lambda part: part.bytes, total)]
-    results = iter(runner.run(tasks, check_served, phase(total)))
+    tasks = task_groups(parts, lambda part: part.bytes, total)
+    results = runner.run(tasks, partial(check_served, place=place), phase(total))
     found = {name: LogTopic(state.end.epoch, [], [], []) for name, state in sorted(states.items())}
     for part, one in zip(parts, (one for some in results for one in some), strict=True):
         topic = found[part.topic]

@@ -56,11 +56,6 @@ class AuditPiece(NamedTuple):
     last: int
 
 
-class PiecesWork(NamedTuple):
-    root: str
-    pieces: tuple[AuditPiece, ...]
-
-
 class _Place(NamedTuple):
     offset: int
     ordinal: int
@@ -75,24 +70,19 @@ class Chain(NamedTuple):
     end: _Place
 
 
-class SegmentsWork(NamedTuple):
-    root: str
-    works: tuple[SegmentWork, ...]
-
-
-def check_pieces(work: PiecesWork) -> list[Chain | None]:
+def check_pieces(pieces: Sequence[AuditPiece], *, root: Path) -> list[Chain | None]:
     """Check pieces of segments; the result is None for each piece that may be damaged."""
-    layout = _layout(work.root)
+    layout = _layout(root)
     # All pieces share one buffer: memory that is new to the process would cost a third of the reading time.
-    largest = max((one.segment.end - one.segment.base for one in work.pieces), default=0)
+    largest = max((one.segment.end - one.segment.base for one in pieces), default=0)
     space = memoryview(bytearray(min(_BLOCK_BYTES, largest)))
-    return [_chain(layout, piece, space) for piece in work.pieces]
+    return [_chain(layout, piece, space) for piece in pieces]
 
 
-def check_segments(work: SegmentsWork) -> list[SegmentCheck]:
+def check_segments(works: Sequence[SegmentWork], *, root: Path) -> list[SegmentCheck]:
     """Check segments in the way of `headrace verify`, with the same words for damage."""
-    layout = _layout(work.root)
-    checks = [SegmentCheck(layout, *one) for one in work.works]
+    layout = _layout(root)
+    checks = [SegmentCheck(layout, *one) for one in works]
     for check in checks:
         check.run(lambda _: None)
     return checks
@@ -120,8 +110,8 @@ def sound_segment(
     return check
 
 
-def _layout(root: str) -> Layout:
-    layout = Layout(Path(root))
+def _layout(root: Path) -> Layout:
+    layout = Layout(root)
     if not layout.segments.is_dir():
         raise NotSharedError(
             f"{root} is not a data directory for Spark's executors: mount it at the same path there, or give "
@@ -244,19 +234,14 @@ def _blocks(rows: Rows) -> Iterator[Rows]:
 # A server's log
 
 
-class ServedWork(NamedTuple):
-    place: LogLocation
-    parts: tuple[Part, ...]
-
-
-def check_served(work: ServedWork) -> list[Findings]:
+def check_served(parts: Sequence[Part], *, place: LogLocation) -> list[Findings]:
     """Check the rows and bytes that a server returns for each part.
 
     The server returns segments and journal as one log.
     """
-    with closing(ServerLog(work.place)) as log:
-        log.expect(work.parts)
-        return [_Served(part).check(log) for part in work.parts]
+    with closing(ServerLog(place)) as log:
+        log.expect(parts)
+        return [_Served(part).check(log) for part in parts]
 
 
 class _Served(Findings):

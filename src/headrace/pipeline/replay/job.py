@@ -96,12 +96,12 @@ def replay(given: ReplayArguments) -> ReplaySummary:
     directory = Path(given.lake).absolute()
     table = open_table(directory)
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:
-        files = tuple(files_of(table, given.topic, 0))
+        files = files_of(table, given.topic, 0)
         works = [
-            Look(str(directory), files[first : first + _FILES_AT_ONCE], wanted)
-            for first in range(0, len(files), _FILES_AT_ONCE)
+            files[first : first + _FILES_AT_ONCE] for first in range(0, len(files), _FILES_AT_ONCE)
         ]
-        seen = [one for some in runner.run(works, look) for one in some]
+        looks = runner.run(works, partial(look, lake=directory, wanted=wanted))
+        seen = [one for some in looks for one in some]
         if not seen:
             raise JobError(f"there is no topic {given.topic!r} in {directory}")
         found = stored_course(directory, wanted)
@@ -118,7 +118,7 @@ def replay(given: ReplayArguments) -> ReplaySummary:
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = store_course(directory, wanted, found)
         producer = producer_of(table.id, wanted, found)
-        return _Replay(given, str(directory), place, runner, found, producer).run(seen, http)
+        return _Replay(given, directory, place, runner, found, producer).run(seen, http)
 
 
 def _ms(moment: Moment | None) -> int | None:
@@ -165,7 +165,7 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
 @dataclass
 class _Replay:
     given: ReplayArguments
-    lake: str
+    lake: Path
     place: LogLocation
     runner: TaskRunner
     course: Course
@@ -191,7 +191,7 @@ class _Replay:
                 some, part_of(self.given.progress, done=done, size=end - done, total=total)
             )
         return ReplaySummary(
-            lake=self.lake,
+            lake=str(self.lake),
             topic=self.given.topic,
             to=self.given.to,
             start=found.start,
@@ -204,8 +204,8 @@ class _Replay:
 
     def _replay(self, some: list[Cut], progress: Progress | None) -> None:
         topic, target = self.given.topic, self.given.to
-        works = [ReplayWork(self.place, self.lake, topic, target, cut) for cut in some]
-        results = self.runner.run(works, upload_part, progress)
+        task = partial(upload_cut, lake=self.lake, topic=topic, place=self.place, target=target)
+        results = self.runner.run(some, task, progress)
         self.given.points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
             self.passed += uploaded.records
@@ -221,12 +221,6 @@ class _Replay:
 # Tasks: find a topic in files, and upload its records between two offsets
 
 
-class Look(NamedTuple):
-    lake: str
-    files: tuple[str, ...]
-    wanted: Wanted
-
-
 class TopicFile(NamedTuple):
     """File with records of the topic."""
 
@@ -237,13 +231,13 @@ class TopicFile(NamedTuple):
     until: int | None
 
 
-def look(work: Look) -> list[TopicFile]:
+def look(names: list[str], *, lake: Path, wanted: Wanted) -> list[TopicFile]:
     found = []
-    for name in work.files:
-        pieces = pieces_of([Path(work.lake, name)], work.wanted.topic)
+    for name in names:
+        pieces = pieces_of([lake / name], wanted.topic)
         if pieces:
-            since = _from_time(pieces, work.wanted.since_ms)
-            until = _from_time(pieces, work.wanted.until_ms)
+            since = _from_time(pieces, wanted.since_ms)
+            until = _from_time(pieces, wanted.until_ms)
             found.append(TopicFile(name, [piece.range for piece in pieces], since, until))
     return found
 
@@ -261,36 +255,27 @@ def _from_time(pieces: list[StoredRange], ms: int | None) -> int | None:
     return None
 
 
-class ReplayWork(NamedTuple):
-    place: LogLocation
-    lake: str
-    topic: str
-    target: str
-    cut: Cut
-
-
 class UploadedCut(NamedTuple):
     ids: list[str]
     records: int
     bytes: int
 
 
-def upload_part(work: ReplayWork) -> UploadedCut:
+def upload_cut(cut: Cut, *, lake: Path, topic: str, place: LogLocation, target: str) -> UploadedCut:
     """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
     records = size = 0
 
     def blocks() -> Iterator[EncodedBlock]:
         nonlocal records, size
-        _, offset, end, files = work.cut
-        paths = [Path(work.lake, name) for name in files]
-        for piece in pieces_of(paths, work.topic, offset, end):
-            for payloads in _payloads(piece, offset, end):
-                for block in encode_batch(work.target, payloads):
+        paths = [lake / name for name in cut.files]
+        for piece in pieces_of(paths, topic, cut.offset, cut.end):
+            for payloads in _payloads(piece, cut.offset, cut.end):
+                for block in encode_batch(target, payloads):
                     size += len(block.records)
                     yield block
                 records += len(payloads)
 
-    ids = upload(work.place, blocks())
+    ids = upload(place, blocks())
     return UploadedCut(ids, records, size)
 
 

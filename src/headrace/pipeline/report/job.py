@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,7 +26,7 @@ from headrace.config.pipeline import ReportOptions
 from headrace.errors import OptionError
 from headrace.lake.format import Positions, ranges_in
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
-from headrace.pipeline.job import JobArguments, job, list_lake, part_of, source_of, topics_of
+from headrace.pipeline.job import JobArguments, job, list_lake, share_of, source_of, topics_of
 from headrace.pipeline.report import data as report_data
 from headrace.pipeline.report.data import (
     ChannelMember,
@@ -117,13 +118,12 @@ def report(given: ReportArguments) -> ReportSummary:
             ask_server(parse_place(given.url, given.token), source.topics) if given.url else None
         )
         with closing(given.task_runner("report")) as runner:
-            half = total // 2
-            first = part_of(given.progress, done=0, size=half, total=total)
+            first = share_of(given.progress, total, 0, 0.5)
             seen = report_data.overview(runner.run(works, look_at, first))
             plan = report_data.plan(seen)
-            again = [CountWork(work, plan) for work in works]
-            second = part_of(given.progress, done=half, size=total - half, total=total)
-            counts = report_data.added(plan, runner.run(again, count_in, second))
+            second = share_of(given.progress, total, 0.5, 1)
+            found = runner.run(works, partial(count_in, plan=plan), second)
+            counts = report_data.added(plan, found)
         made = report_data.report(
             seen,
             plan,
@@ -163,11 +163,6 @@ class LakeWork(NamedTuple):
 
 
 Work = LogWork | LakeWork
-
-
-class CountWork(NamedTuple):
-    work: Work
-    plan: ReportPlan
 
 
 def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
@@ -338,8 +333,8 @@ def look_at(work: Work) -> Overview:
     return look(_runs(work, damaged))._replace(damaged=len(damaged))
 
 
-def count_in(work: CountWork) -> Counts:
-    return count(_runs(work.work, []), work.plan)
+def count_in(work: Work, *, plan: ReportPlan) -> Counts:
+    return count(_runs(work, []), plan)
 
 
 def _runs(work: Work, damaged: list[DamagedRange]) -> Iterator[Runs]:
