@@ -131,7 +131,7 @@ class _Audit:
         if self._lake is None:
             return
         paths = [path for path in sorted(listing.files) if path not in self._checks]
-        works = _file_works(self._lake, listing, paths, self._topics, log)
+        works = _file_works(self._lake, listing, paths, topics=self._topics, log=log)
         total = sum(work.bytes for work in works)
         some = task_groups(works, lambda work: work.bytes, total)
         self._expected = 0

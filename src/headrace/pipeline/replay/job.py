@@ -118,7 +118,10 @@ def replay(given: ReplayArguments) -> ReplaySummary:
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
                 found = store_course(directory, wanted, found)
         producer = producer_of(table.id, wanted, found)
-        return _Replay(given, directory, place, runner, found, producer).run(seen, http)
+        replaying = _Replay(
+            given=given, lake=directory, place=place, runner=runner, course=found, producer=producer
+        )
+        return replaying.run(seen, http)
 
 
 def _ms(moment: Moment | None) -> int | None:
