@@ -17,6 +17,10 @@ names = st.builds(
 )
 
 
+def directory_of(path: str) -> str:
+    return path.rpartition("/")[0]
+
+
 @given(st.dictionaries(names, st.integers(1, 100)), st.integers(1, 120))
 def test_a_file_is_in_one_bin_at_most_and_bins_are_of_one_partition(files, file_bytes):
     found = bins(files, file_bytes)
@@ -25,7 +29,7 @@ def test_a_file_is_in_one_bin_at_most_and_bins_are_of_one_partition(files, file_
     assert set(taken) <= files.keys()
     for one in found:
         assert len(one.files) > 1
-        assert {path.rpartition("/")[0] for path in one.files} == {one.directory}
+        assert len(set(map(directory_of, one.files))) == 1
         assert one.bytes == sum(files[path] for path in one.files) <= file_bytes
         assert all(2 * files[path] < file_bytes for path in one.files)
 
@@ -37,12 +41,13 @@ def test_what_is_left_of_a_partition_is_less_than_two_files_could_take(files, fi
     merged = {path for one in found for path in one.files}
     left = {path: size for path, size in files.items() if path not in merged}
     after = left | {
-        f"{one.directory}/{name_after(one.files[0], '0' * 12)}.parquet": one.bytes for one in found
+        f"{directory_of(one.files[0])}/{name_after(one.files[0], '0' * 12)}.parquet": one.bytes
+        for one in found
     }
     by_directory: dict[str, int] = {}
     for path, size in after.items():
         if 2 * size < file_bytes:
-            directory = path.rpartition("/")[0]
+            directory = directory_of(path)
             by_directory[directory] = by_directory.get(directory, 0) + 1
     assert all(count <= 2 for count in by_directory.values())
 

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from headrace.log.read.index import ROW_BYTES, Row
 from headrace.model import JUMP
-from headrace.reader.decode import RowGap, Stretch, parse, stretches
+from headrace.reader.decode import Stretch, parse, stretches
+from headrace.reader.view import DamagedRange
 from tests.reader.runs import flipped, index, packed
 
 RUNS = [[b"a"] * 3, [b"bb"], [b""] * 5, [b"dddd"] * 2, [b"e"]]
@@ -21,7 +22,7 @@ def damaged(rows: list[Row], *numbers: int) -> bytes:
     return data
 
 
-def covered(found: "list[Stretch | RowGap]") -> list[tuple[str, int, int]]:
+def covered(found: list[Stretch | DamagedRange]) -> list[tuple[str, int, int]]:
     return [(type(one).__name__, one.offset, one.end) for one in found]
 
 
@@ -42,7 +43,7 @@ def test_a_row_that_is_only_half_there_does_not_count(extra):
 def test_an_index_without_rows_covers_nothing(extra):
     found = parse(bytes(extra))
     assert (len(found.rows), found.gaps) == (0, frozenset())
-    assert list(stretches(found, 0, 100, 1 << 20)) == [RowGap(0, 100)]
+    assert list(stretches(found, 0, 100, 1 << 20, "here")) == [DamagedRange(0, 100, "here")]
 
 
 @pytest.mark.parametrize(
@@ -56,15 +57,15 @@ def test_damaged_rows_are_left_out_and_remembered(numbers, gaps):
 
 
 def test_a_sound_index_is_one_stretch():
-    assert covered(list(stretches(parse(index(ROWS)), 1000, END, 1 << 20))) == [
+    assert covered(list(stretches(parse(index(ROWS)), 1000, END, 1 << 20, "here"))) == [
         ("Stretch", 1000, END)
     ]
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_damage_is_named_wherever_it_stands(number):
-    found = covered(list(stretches(parse(damaged(ROWS, number)), 1000, END, 1 << 20)))
-    gaps = [(start, end) for kind, start, end in found if kind == "RowGap"]
+    found = covered(list(stretches(parse(damaged(ROWS, number)), 1000, END, 1 << 20, "here")))
+    gaps = [(start, end) for kind, start, end in found if kind == "DamagedRange"]
     assert gaps == [(ROWS[number].offset, ROWS[number].end)]
     assert found[0][1] == 1000
     assert [one[1] for one in found[1:]] == [one[2] for one in found[:-1]]
@@ -73,30 +74,32 @@ def test_damage_is_named_wherever_it_stands(number):
 
 def test_nothing_but_damage_is_named_once():
     found = parse(damaged(ROWS, *range(5)))
-    assert covered(list(stretches(found, 1000, END, 1 << 20))) == [("RowGap", 1000, END)]
+    assert covered(list(stretches(found, 1000, END, 1 << 20, "here"))) == [
+        ("DamagedRange", 1000, END)
+    ]
 
 
 def test_a_topic_may_jump_ahead_and_that_is_no_damage():
     later, data = packed([[b"x"]], offset=END + JUMP, ordinal=100)
-    found = list(stretches(parse(index([*ROWS, *later])), 1000, END + 3 * JUMP, 1 << 20))
+    found = list(stretches(parse(index([*ROWS, *later])), 1000, END + 3 * JUMP, 1 << 20, "here"))
     assert covered(found) == [
         ("Stretch", 1000, END),
         ("Stretch", END + JUMP, END + JUMP + len(data)),
-        ("RowGap", END + JUMP + len(data), END + 3 * JUMP),
+        ("DamagedRange", END + JUMP + len(data), END + 3 * JUMP),
     ]
 
 
 @pytest.mark.parametrize("number", range(5))
 def test_rows_that_are_missing_are_damage(number):
     rest = [row for at, row in enumerate(ROWS) if at != number]
-    found = covered(list(stretches(parse(index(rest)), 1000, END, 1 << 20)))
-    gaps = [(start, end) for kind, start, end in found if kind == "RowGap"]
+    found = covered(list(stretches(parse(index(rest)), 1000, END, 1 << 20, "here")))
+    gaps = [(start, end) for kind, start, end in found if kind == "DamagedRange"]
     assert gaps == [(ROWS[number].offset, ROWS[number].end)]
 
 
 def test_pieces_are_not_much_longer_than_asked_for():
     rows, data = packed([[b"x" * 96]] * 50)
-    found = list(stretches(parse(index(rows)), 0, len(data), 1000))
+    found = list(stretches(parse(index(rows)), 0, len(data), 1000, "here"))
     assert [one.end - one.offset for one in found] == [1000] * 5
 
 
@@ -107,7 +110,7 @@ place = st.integers(1000, END - 1)
 @given(damage, place, place, st.sampled_from([1, 20, 1 << 20]))
 def test_every_wanted_run_is_in_a_stretch_or_a_gap(numbers, one, other, bytes_max):
     start, end = min(one, other), max(one, other) + 1
-    found = list(stretches(parse(damaged(ROWS, *numbers)), start, end, bytes_max))
+    found = list(stretches(parse(damaged(ROWS, *numbers)), start, end, bytes_max, "here"))
     for number, row in enumerate(ROWS):
         if row.end <= start or row.offset >= end:
             continue
@@ -121,7 +124,7 @@ def test_every_wanted_run_is_in_a_stretch_or_a_gap(numbers, one, other, bytes_ma
         else:
             wanted = max(row.offset, start), min(row.end, end)
             assert any(
-                isinstance(one, RowGap) and one.offset <= wanted[0] and wanted[1] <= one.end
+                isinstance(one, DamagedRange) and one.offset <= wanted[0] and wanted[1] <= one.end
                 for one in found
             )
     for one in found:

@@ -11,8 +11,9 @@ because they may still be read. A task checks every checksum while it merges.
 import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -26,15 +27,15 @@ from headrace.lake.files.writing import NAME, FileLayout, RecordRows, Writer, Wr
 from headrace.lake.format import CRC_KEY, LakeError, Manifest, RecordRange, Shape
 from headrace.lake.manifests import HIDDEN, Manifests, joined_ranges
 from headrace.lake.table import Lock, Table, open_table
-from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, groups, job, part_of
+from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, job, part_of
 from headrace.pipeline.tasks import TaskRunner
+from headrace.reader.planning import groups
 
 APP = "headrace-compact"
 """Application ID in the table's commits, which number the merges."""
 
 _BINS_AT_ONCE = 64
 """Number of bins that are merged before they are committed; limits what is repeated after a kill."""
-
 
 FILES_MAX = 500
 """Maximum number of files that one task reads: all of them are open at the same time."""
@@ -46,20 +47,20 @@ class CompactSummary(NamedTuple):
     """Result of a compaction, or of a dry run."""
 
     lake: str
-    merged: int
+    merged: int = 0
     """Number of files that were removed from the table."""
-    made: int
+    made: int = 0
     """Number of files that replaced them."""
-    records: int
-    bytes: int
+    records: int = 0
+    bytes: int = 0
     """Size of the files that were merged."""
-    left: int
+    left: int = 0
     """Number of files that another job has merged meanwhile."""
-    folded: int
+    folded: int = 0
     """Number of batches whose manifests were merged with others."""
-    swept: int
+    swept: int = 0
     """Number of deleted files, which the table did not name."""
-    dry_run: bool
+    dry_run: bool = False
 
 
 @dataclass(frozen=True)
@@ -85,13 +86,18 @@ def compact(given: CompactArguments) -> CompactSummary:
             bytes=sum(one.bytes for one in planned),
             swept=table.sweep(given.sweep_after_s, dry_run=True),
         )
-    with _alone(directory):
+    try:
+        lock = Lock(directory / HIDDEN, "compact")
+    except OSError as error:
+        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
+    with lock:
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:
             merging.merge(_plan(directory, table, given.file_bytes), runner)
-        merging.fold()
-        merging.sweep()
-        return merging.summary
+        folded = _fold(directory, table)
+        swept = table.sweep(given.sweep_after_s, dry_run=False)
+        given.points.here("swept")
+        return merging.summary._replace(folded=folded, swept=swept)
 
 
 def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
@@ -110,49 +116,21 @@ def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
     ]
 
 
-@contextmanager
-def _alone(lake: Path) -> Iterator[None]:
-    try:
-        lock = Lock(lake / HIDDEN, "compact")
-    except OSError as error:
-        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
-    with lock:
-        yield
-
-
 class _Compact:
     def __init__(self, lake: Path, table: Table, given: CompactArguments) -> None:
         self._lake, self._table, self._given, self._points = lake, table, given, given.points
-        self.summary = CompactSummary(
-            lake=str(lake),
-            merged=0,
-            made=0,
-            records=0,
-            bytes=0,
-            left=0,
-            folded=0,
-            swept=0,
-            dry_run=given.dry_run,
-        )
+        self.summary = CompactSummary(str(lake), dry_run=given.dry_run)
 
     def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
         total = sum(one.bytes for one in planned)
         done = 0
+        shape, layout = self._table.shape, self._table.layout
+        task = partial(merge, lake=self._lake, shape=shape, layout=layout, points=self._points)
         for first in range(0, len(planned), _BINS_AT_ONCE):
             some = planned[first : first + _BINS_AT_ONCE]
             size = sum(one.bytes for one in some)
             told = part_of(self._given.progress, done=done, size=size, total=total)
-            works = [
-                CompactWork(
-                    lake=str(self._lake),
-                    bin=one,
-                    shape=self._table.shape,
-                    layout=self._table.layout,
-                    points=self._points,
-                )
-                for one in some
-            ]
-            results = runner.run(works, merge, told)
+            results = runner.run(some, task, told)
             self._points.here("merged")
             for one, written in zip(some, results, strict=True):
                 self._commit(one, written)
@@ -177,28 +155,23 @@ class _Compact:
             bytes=done.bytes + one.bytes,
         )
 
-    def fold(self) -> None:
-        """Merge the manifests of all batches but the last, which an export checks when it starts."""
-        last = self._table.last(EXPORT_APP)
-        if last is None:
-            return
-        commits = dict(self._table.all_notes())
 
-        def check(manifest: Manifest) -> None:
-            noted = commits.get(manifest.number, {}).get(CRC_KEY)
-            if noted is not None and noted != str(manifest.crc):
-                raise LakeError(
-                    f"{self._lake}: the manifest of batch {manifest.number} differs from its commit; run "
-                    "`headrace pipeline audit` to find all damage"
-                )
+def _fold(lake: Path, table: Table) -> int:
+    """Merge the manifests of all batches but the last, which an export checks when it starts."""
+    last = table.last(EXPORT_APP)
+    if last is None:
+        return 0
+    commits = dict(table.all_notes())
 
-        folded = Manifests(self._lake).fold(last, check)
-        self.summary = self.summary._replace(folded=folded)
+    def check(manifest: Manifest) -> None:
+        noted = commits.get(manifest.number, {}).get(CRC_KEY)
+        if noted is not None and noted != str(manifest.crc):
+            raise LakeError(
+                f"{lake}: the manifest of batch {manifest.number} differs from its commit; run "
+                "`headrace pipeline audit` to find all damage"
+            )
 
-    def sweep(self) -> None:
-        swept = self._table.sweep(self._given.sweep_after_s, dry_run=False)
-        self.summary = self.summary._replace(swept=swept)
-        self._points.here("swept")
+    return Manifests(lake).fold(last, check)
 
 
 # Plan: which files become one
@@ -209,10 +182,6 @@ class Bin(NamedTuple):
 
     files: tuple[str, ...]
     bytes: int
-
-    @property
-    def directory(self) -> str:
-        return _directory(self.files[0])
 
 
 def bins(files: Mapping[str, int], file_bytes: int) -> list[Bin]:
@@ -251,47 +220,36 @@ def _place(path: str) -> tuple[str, int, int, str]:
 # The task: merge the files of a bin
 
 
-class CompactWork(NamedTuple):
-    lake: str
-    bin: Bin
-    shape: Shape
-    layout: FileLayout
-    points: Points
-
-
-def merge(work: CompactWork) -> WrittenFile:
+def merge(
+    small: Bin, *, lake: Path, shape: Shape, layout: FileLayout, points: Points
+) -> WrittenFile:
     """Write a file with the rows of the bin's files, each as in the log. The table does not name it yet."""
-    lake = Path(work.lake)
     # A task that Spark repeats writes its own file: only the file that the driver learns of counts.
-    name = name_after(work.bin.files[0], uuid.uuid4().hex[:12])
+    name = name_after(small.files[0], uuid.uuid4().hex[:12])
     # All files of a bin are alike, so rows and footers keep the topic names that they were written with.
-    old_names = are_names_old(lake / work.bin.files[0])
-    writer = Writer(lake, name, work.shape, work.layout, old_names=old_names)
+    old_names = are_names_old(lake / small.files[0])
+    writer = Writer(lake, name, shape, layout, old_names=old_names)
     with ExitStack() as stack:
         inputs = [
-            stack.enter_context(closing(_Input(lake / path, work.shape.columns)))
-            for path in work.bin.files
+            stack.enter_context(closing(_Input(lake / path, shape.columns))) for path in small.files
         ]
         # Each range is contiguous in one file, so the rows have the order of the ranges.
         order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
-        expected = _together(lake, [one for one, _ in order])
+        try:
+            expected = joined_ranges(one for one, _ in order)
+        except ValueError as error:
+            raise LakeError(f"{lake}: {error}") from None
         for one, place in order:
             for some in inputs[place].take(one):
-                writer.add(_rows(some, work.shape.columns))
-                work.points.here("merging")
+                writer.add(_rows(some, shape.columns))
+                points.here("merging")
     written = writer.finish()
-    if len(written) != 1 or _directory(written[0].path) != work.bin.directory:
-        raise LakeError(f"{lake / work.bin.directory} has rows of another date than its partition")
+    directory = _directory(small.files[0])
+    if len(written) != 1 or _directory(written[0].path) != directory:
+        raise LakeError(f"{lake / directory} has rows of another date than its partition")
     if list(written[0].ranges) != expected:
         raise LakeError(f"{lake / written[0].path} has other records than the files it replaces")
     return written[0]
-
-
-def _together(lake: Path, ranges: list[RecordRange]) -> list[RecordRange]:
-    try:
-        return joined_ranges(ranges)
-    except ValueError as error:
-        raise LakeError(f"{lake}: {error}") from None
 
 
 class _Input:
@@ -302,7 +260,6 @@ class _Input:
         if self.ranges != sorted(self.ranges):
             raise LakeError(f"{path} is not sorted by topic and offset")
         self._rows = read_checked(path, self.ranges, columns.names)
-        self._ranges_left = len(self.ranges)
 
     def take(self, wanted: RecordRange) -> Iterator[Checked]:
         left = wanted.rows
@@ -311,8 +268,7 @@ class _Input:
             assert found.range == wanted
             left -= found.rows.num_rows
             yield found
-        self._ranges_left -= 1
-        if not self._ranges_left:
+        if wanted is self.ranges[-1]:
             self.close()  # frees the rows that were read last
 
     def close(self) -> None:

@@ -1,11 +1,11 @@
-"""Parts that several jobs share: arguments and their checks, progress, groups of work, points for tests."""
+"""Parts that several jobs share: arguments and their checks, progress, points for tests."""
 
 import functools
 import inspect
 import re
 import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar, get_type_hints
@@ -20,6 +20,7 @@ from headrace.model import check_topic_name
 from headrace.pipeline import tasks
 from headrace.pipeline.tasks import SparkRunner, TaskRunner
 from headrace.reader.planning import SourceOptions, TopicSelection
+from headrace.reader.planning import groups as groups
 from headrace.spark.options import parse_source
 
 EXPORT_APP = "headrace-export"
@@ -30,7 +31,6 @@ _POLL_S = 0.01
 P = ParamSpec("P")
 Given = TypeVar("Given", bound=JobOptions)
 Result = TypeVar("Result")
-T = TypeVar("T")
 
 Progress = Callable[[int, int], None]
 """Called with the number of bytes that are done, and with their total."""
@@ -171,23 +171,7 @@ def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
         # An export has committed a batch meanwhile, so `files` lacks some or all of its files.
 
 
-# Work and progress
-
-
-def groups(
-    items: Iterable[T], size: Callable[[T], int], bytes_max: int, count_max: int | None = None
-) -> Iterator[list[T]]:
-    """Yield groups of items in their order, of at most `bytes_max` unless a single item is larger."""
-    gathered: list[T] = []
-    total = 0
-    for item in items:
-        if gathered and (total + size(item) > bytes_max or len(gathered) == count_max):
-            yield gathered
-            gathered, total = [], 0
-        gathered.append(item)
-        total += size(item)
-    if gathered:
-        yield gathered
+# Progress
 
 
 def part_of(

@@ -49,18 +49,15 @@ class Index(NamedTuple):
     def end_offset(self) -> int:
         return int(self.rows["offset"][-1]) + int(self.rows["length"][-1])
 
+    @property
+    def end_ordinal(self) -> int:
+        return int(self.rows["ordinal"][-1]) + int(self.rows["count"][-1])
+
 
 class Stretch(NamedTuple):
     """Consecutive rows without a gap."""
 
     rows: Rows
-    offset: int
-    end: int
-
-
-class RowGap(NamedTuple):
-    """A range of offsets whose rows are damaged or missing."""
-
     offset: int
     end: int
 
@@ -82,8 +79,10 @@ def parse(data: bytes) -> Index:
     return Index(np.delete(rows, bad), gaps)
 
 
-def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[Stretch | RowGap]:
-    """Yield the stretches and gaps that cover `start` to `end`.
+def stretches(
+    index: Index, start: int, end: int, bytes_max: int, place: str
+) -> Iterator[Stretch | DamagedRange]:
+    """Yield the stretches that cover `start` to `end`, and the ranges whose rows are damaged or missing.
 
     A stretch is about `bytes_max` long; it exceeds that by less than a run.
     """
@@ -97,7 +96,7 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
     position = start
     for begin, stop in zip([first, *breaks], [*breaks, last], strict=True):
         if begin < stop and is_gap(position, int(offsets[begin])):
-            yield RowGap(position, int(offsets[begin]))
+            yield DamagedRange(position, int(offsets[begin]), place)
         at = begin
         while at < stop:
             until = int(np.searchsorted(offsets, offsets[at] + bytes_max, "left"))
@@ -107,7 +106,7 @@ def stretches(index: Index, start: int, end: int, bytes_max: int) -> Iterator[St
         if stop > first:
             position = int(ends[stop - 1])
     if is_gap(position, end):
-        yield RowGap(position, end)
+        yield DamagedRange(position, end, place)
 
 
 def is_gap(offset: int, next_offset: int) -> bool:
@@ -173,8 +172,7 @@ def decode(
         for rows, data in _sound(part, block, verify=verify):
             records = _records(part, block, rows, data, verify=verify)
             if records is not None:
-                # Runs may overlap: records that were still in the tail are grouped into other runs when they
-                # are applied.
+                # Runs may overlap: records of the tail are grouped into other runs when they are applied.
                 yield from _portions(_clipped(records, ordinal, part.end.ordinal))
                 ordinal = max(ordinal, records.ordinal + records.record_count)
 
@@ -259,8 +257,7 @@ def _in_lockstep(
             running -= 1
         here = places[:running]
         found[targets[:running] + step] = here
-        # A wrong size that points outside the data moves the run past its expected end. The final comparison
-        # with `stops` detects that.
+        # A wrong size moves the run past its expected end: the final comparison with `stops` detects that.
         here += sizes[np.minimum(here, limit)]
         here += RECORD_HEADER_BYTES
     return found if np.array_equal(places, stops) else None

@@ -4,6 +4,7 @@ It works while a server writes to the directory, and on shared storage. It sees 
 to segments, a few seconds behind the server. It never opens the catalogue, takes no lock and changes nothing.
 """
 
+import contextlib
 import logging
 import os
 import time
@@ -18,7 +19,7 @@ from headrace.log.layout import Layout, segment_of
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_header
 from headrace.log.records import boundary, nth
 from headrace.model import Position
-from headrace.reader.decode import Index, RowGap, parse, stretches
+from headrace.reader.decode import Index, Stretch, parse, stretches
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
@@ -121,12 +122,10 @@ class FileLog:
             names = {one.topic_id: one for one in files.values() if one.name}
             for segment in files.values():
                 # If the header is damaged, another segment of the topic still has the name.
-                other = names.get(segment.topic_id)
-                if segment.name:
-                    topics.setdefault(segment.name, []).append(segment)
-                elif other is not None:
+                other = segment if segment.name else names.get(segment.topic_id)
+                if other is not None:
                     found = segment._replace(name=other.name, epoch=other.epoch)
-                    topics.setdefault(found.name, []).append(found)
+                    topics.setdefault(other.name, []).append(found)
         for name, segments in topics.items():
             # If a topic was destroyed and made again, files of its earlier epoch may still exist.
             life = max(segment.topic_id for segment in segments)
@@ -141,19 +140,15 @@ class FileLog:
         known = self._states.get(name)
         if known is not None and known[0] == size:
             return known[1]
-        start = Position(last.epoch, segments[0].base, segments[0].first_ordinal)
-        state = TopicState(name, start, self._end(segments))
+        start = end = Position(last.epoch, segments[0].base, segments[0].first_ordinal)
+        for segment in reversed(segments):
+            index = self._read_index(segment.topic_id, segment.base)
+            if len(index.rows):
+                end = Position(last.epoch, index.end_offset, index.end_ordinal)
+                break
+        state = TopicState(name, start, end)
         self._states[name] = size, state
         return state
-
-    def _end(self, segments: Sequence[_Segment]) -> Position:
-        epoch = segments[-1].epoch
-        for segment in reversed(segments):
-            rows = self._read_index(segment.topic_id, segment.base).rows
-            if len(rows):
-                end = int(rows["offset"][-1]) + int(rows["length"][-1])
-                return Position(epoch, end, int(rows["ordinal"][-1]) + int(rows["count"][-1]))
-        return Position(epoch, segments[0].base, segments[0].first_ordinal)
 
     # Positions
 
@@ -170,10 +165,10 @@ class FileLog:
         return self._at(topic, "ordinal", "count", ordinal, lambda data, n: (nth(data, n), n))
 
     def at_time(self, topic: TopicState, ms: int) -> Position:
-        for segment, rows in self._kept_rows(topic.name):
-            number = int(np.searchsorted(rows["ms"], ms, "left"))
-            if number < len(rows):
-                row = rows[number]
+        for segment, index in self._kept_indexes(self._topics.get(topic.name, ())):
+            number = int(np.searchsorted(index.rows["ms"], ms, "left"))
+            if number < len(index.rows):
+                row = index.rows[number]
                 if segment.base <= topic.start.offset and not number:
                     return topic.start
                 return _within(topic, int(row["offset"]), int(row["ordinal"]))
@@ -191,7 +186,7 @@ class FileLog:
 
         `inside` returns the offset and the ordinal in a run, both relative to its start.
         """
-        for segment, rows in self._kept_rows(topic.name):
+        for segment, (rows, _) in self._kept_indexes(self._topics.get(topic.name, ())):
             ends = rows[key].astype(np.int64) + rows[width]
             number = int(np.searchsorted(ends, value, "right"))
             if number == len(rows):
@@ -206,12 +201,11 @@ class FileLog:
             return _within(topic, int(row["offset"]) + offset, int(row["ordinal"]) + ordinal)
         return topic.end
 
-    def _kept_rows(self, name: str) -> Iterator[tuple[_Segment, Rows]]:
-        for segment in self._topics.get(name, ()):
-            try:
-                yield segment, self._read_index(segment.topic_id, segment.base).rows
-            except FileNotFoundError:
-                continue  # deleted since the last scan: the requested value lies in a later segment
+    def _kept_indexes(self, segments: Iterable[_Segment]) -> Iterator[tuple[_Segment, Index]]:
+        """Yield the segments with their indexes, without those that were deleted since the last scan."""
+        for segment in segments:
+            with contextlib.suppress(FileNotFoundError):
+                yield segment, self._read_index(segment.topic_id, segment.base)
 
     # Parts
 
@@ -254,16 +248,9 @@ class FileLog:
                 f"{oldest.base} are gone",
                 whole._replace(start=start) if start.ordinal < whole.end.ordinal else None,
             )
-        # A last segment whose rows are all damaged lies after the known end of the topic. Include it too, so
-        # that its damage is reported.
-        return found + [one for one in segments[len(found) :] if self._is_all_damage(one)]
-
-    def _is_all_damage(self, segment: _Segment) -> bool:
-        try:
-            index = self._read_index(segment.topic_id, segment.base)
-        except FileNotFoundError:
-            return False
-        return not len(index.rows) and bool(index.gaps)
+        # A last segment whose rows are all damaged lies after the topic's known end. Report its damage too.
+        later = self._kept_indexes(segments[len(found) :])
+        return found + [one for one, index in later if not len(index.rows) and index.gaps]
 
     def expect(self, parts: Iterable[LogRange]) -> None:
         """Do nothing: local files need no prefetching."""
@@ -275,53 +262,44 @@ class FileLog:
         return self._each_file(part, self._rows)
 
     def _each_file(
-        self, part: LogRange, read: Callable[[int, int, LogRange, int], Iterator[T]]
+        self, part: LogRange, read: Callable[[Path, int, Index, int, int], Iterator[T]]
     ) -> Iterator[T]:
         topic_id, *bases = part.files
         for number, base in enumerate(bases):
             later = bases[number + 1 :]
-            end = min(part.end.offset, *later[:1]) if later else part.end.offset
+            start, end = max(part.start.offset, base), min([part.end.offset, *later[:1]])
+            path = self._layout.segment(topic_id, base)
             try:
-                yield from read(topic_id, base, part, end)
+                yield from read(path, base, self._read_index(topic_id, base), start, end)
             except FileNotFoundError:
-                name = self._layout.segment(topic_id, base).name
                 raise DataLossError(
-                    f"topic {part.topic!r}: its segment {name} was deleted before it was read",
+                    f"topic {part.topic!r}: its segment {path.name} was deleted before it was read",
                     part._replace(files=(topic_id, *later)) if later else None,
                 ) from None
 
     def _blocks(
-        self, topic_id: int, base: int, part: LogRange, end: int
+        self, path: Path, base: int, index: Index, start: int, end: int
     ) -> Iterator[LogBlock | DamagedRange]:
-        path = self._layout.segment(topic_id, base)
         place = f"segment {path.name}"
-        index = self._read_index(topic_id, base)
-        start = max(part.start.offset, base)
         with path.open("rb") as file:
-            for piece in stretches(index, start, end, _BLOCK_BYTES):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, place)
-                    continue
-                wanted = self._space(piece.end - piece.offset)
-                found = os.preadv(file.fileno(), [wanted], piece.offset - base)
-                yield LogBlock(piece.rows, wanted[:found], place)
-            # A topic ends at its last sound row, so no part includes the damage after it. Report that damage
-            # here.
+            for piece in stretches(index, start, end, _BLOCK_BYTES, place):
+                if isinstance(piece, DamagedRange):
+                    yield piece
+                else:
+                    wanted = self._space(piece.end - piece.offset)
+                    found = os.preadv(file.fileno(), [wanted], piece.offset - base)
+                    yield LogBlock(piece.rows, wanted[:found], place)
+            # A topic ends at its last sound row, so no part includes the damage after it. Report it here.
             known = index.end_offset if len(index.rows) else base
             written = base + os.fstat(file.fileno()).st_size
             if len(index.rows) in index.gaps and end <= known < written:
                 yield DamagedRange(known, written, place)
 
     def _rows(
-        self, topic_id: int, base: int, part: LogRange, end: int
+        self, path: Path, base: int, index: Index, start: int, end: int
     ) -> Iterator[Rows | DamagedRange]:
-        index = self._read_index(topic_id, base)
-        for piece in stretches(index, max(part.start.offset, base), end, end - base):
-            if isinstance(piece, RowGap):
-                place = f"segment {self._layout.segment(topic_id, base).name}"
-                yield DamagedRange(piece.offset, piece.end, place)
-            else:
-                yield piece.rows
+        for piece in stretches(index, start, end, end - base, f"segment {path.name}"):
+            yield piece.rows if isinstance(piece, Stretch) else piece
 
     def _space(self, length: int) -> memoryview:
         """Return a buffer that every block reuses: new memory would cost a third of the read time."""

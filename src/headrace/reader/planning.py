@@ -61,8 +61,6 @@ class SourceOptions(NamedTuple):
 
 Positions = dict[str, Position]
 
-_EARLIEST, _LATEST = Where(EARLIEST), Where(LATEST)
-
 
 def find_topics(log: LogView, topics: TopicSelection) -> dict[str, TopicState]:
     """Return the selected topics that exist, sorted by name."""
@@ -90,8 +88,8 @@ def plan_batch(
     for state in states.values():
         if narrowing is not None and not narrowing.matches(state.name):
             continue
-        start = locate(log, state, options.starting or _EARLIEST, options, EARLIEST)
-        end = locate(log, state, options.ending or _LATEST, options, LATEST)
+        start = locate(log, state, options.starting or Where(), options, EARLIEST)
+        end = locate(log, state, options.ending or Where(), options, LATEST)
         one = LogRange(state.name, start, end)
         if narrowing is not None:
             one = narrowing.narrow(log, state, one)
@@ -130,16 +128,29 @@ def parts_of(
     """Divide the ranges among tasks: large ranges are split, small ones share a task."""
     total = sum(one.bytes for one in ranges)
     bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
-    tasks: list[list[LogRange]] = []
-    filled = bytes_max
-    for one in ranges:
-        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max)):
-            if not tasks or filled + part.bytes > bytes_max:
-                tasks.append([])
-                filled = 0
-            tasks[-1].append(part)
-            filled += part.bytes
-    return tasks
+    parts = (
+        part
+        for one in ranges
+        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max))
+    )
+    return list(groups(parts, lambda part: part.bytes, bytes_max))
+
+
+def groups(
+    items: Iterable[T], size: Callable[[T], int], bytes_max: int, count_max: int | None = None
+) -> Iterator[list[T]]:
+    """Yield groups of items in their order, of at most `bytes_max` unless a single item is larger."""
+    gathered: list[T] = []
+    total = 0
+    for item in items:
+        length = size(item)
+        if gathered and (total + length > bytes_max or len(gathered) == count_max):
+            yield gathered
+            gathered, total = [], 0
+        gathered.append(item)
+        total += length
+    if gathered:
+        yield gathered
 
 
 def despite_loss(

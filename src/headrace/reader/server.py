@@ -12,8 +12,9 @@ import numpy as np
 
 from headrace.log.read.raw import RANGES_BYTES_MAX, RANGES_MAX, unpack
 from headrace.model import Durability, Position
-from headrace.reader.decode import Index, RowGap, Stretch, parse, stretches
+from headrace.reader.decode import Index, Stretch, parse, stretches
 from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.planning import groups
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
@@ -87,8 +88,7 @@ class FetchedParts:
         except ServerError as error:
             if error.is_away:
                 raise
-            # A proxy may reject this request. Each part is then requested alone, which also shows its own
-            # error.
+            # A proxy may reject this request. Each part is then requested alone, and shows its own error.
             self._expected.clear()
             return
         for one, (rows, data, offset) in zip(parts, unpack(answer), strict=True):
@@ -157,7 +157,7 @@ class ServerLog:
 
     def ended(self, names: Iterable[str]) -> dict[str, Position]:
         found = {}
-        for some in _pages_of(tuple(names)):
+        for some in _pages_of(names):
             page = self._http.json("GET", "/v1/topics", {"name": some, "ended": "true"})
             for one in page["topics"]:
                 if not one["exists"]:
@@ -202,8 +202,7 @@ class ServerLog:
         except ServerError as error:
             if error.status != _NOT_FOUND:
                 raise
-            # The topic was destroyed after it was listed. The task that reads up to its end gets and handles
-            # the error.
+            # The topic was destroyed after it was listed. The task that reads up to its end gets the error.
             return topic.end
         at = Position(found["epoch"], found["offset"], found["ordinal"])
         # The topic may have grown since it was listed, but a plan never extends past the listed end.
@@ -229,37 +228,34 @@ class ServerLog:
         self._fetched.expect(parts)
 
     def read(self, part: LogRange) -> Iterator[LogBlock | DamagedRange]:
-        place = _place(part)
         with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, _BLOCK_BYTES, fetched):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, place)
+                if isinstance(piece, DamagedRange):
+                    yield piece
                 else:
                     data = fetched.bytes(piece) if fetched else None
-                    yield LogBlock(piece.rows, data or self._bytes(part.topic, piece), place)
+                    found = data or self._bytes(part.topic, piece)
+                    yield LogBlock(piece.rows, found, _place(part))
 
     def rows(self, part: LogRange) -> Iterator[Rows | DamagedRange]:
         with _losses(part):
             fetched = self._fetched.take(part)
             for piece in self._pieces(part, max(1, part.bytes), fetched):
-                if isinstance(piece, RowGap):
-                    yield DamagedRange(piece.offset, piece.end, _place(part))
-                else:
-                    yield piece.rows
+                yield piece.rows if isinstance(piece, Stretch) else piece
 
     def _pieces(
         self, part: LogRange, bytes_max: int, fetched: Fetched | None
-    ) -> Iterator[Stretch | RowGap]:
-        start = part.start.offset
+    ) -> Iterator[Stretch | DamagedRange]:
+        start, place = part.start.offset, _place(part)
         if fetched is not None:
-            yield from stretches(fetched.rows, start, part.end.offset, bytes_max)
+            yield from stretches(fetched.rows, start, part.end.offset, bytes_max, place)
             return
         while start < part.end.offset:
             asked = _between(part.topic, start, part.end.offset)
             index = parse(self._http.send("GET", "/v1/index", asked))
             end = index.end_offset if len(index.rows) else part.end.offset
-            yield from stretches(index, start, min(end, part.end.offset), bytes_max)
+            yield from stretches(index, start, min(end, part.end.offset), bytes_max, place)
             start = end
 
     def close(self) -> None:
@@ -288,18 +284,8 @@ def _between(topic: str, start: int, end: int) -> dict[str, object]:
     return {"topic": topic, "from": start, "to": end}
 
 
-def _pages_of(names: Sequence[str]) -> Iterator[list[str]]:
-    page: list[str] = []
-    size = 0
-    for name in names:
-        length = len(quote_plus(name))
-        if page and (len(page) == _PAGE or size + length > _NAMES_BYTES):
-            yield page
-            page, size = [], 0
-        page.append(name)
-        size += length
-    if page:
-        yield page
+def _pages_of(names: Iterable[str]) -> Iterator[list[str]]:
+    return groups(names, lambda name: len(quote_plus(name)), _NAMES_BYTES, _PAGE)
 
 
 @contextmanager

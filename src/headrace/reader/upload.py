@@ -143,8 +143,6 @@ COMMIT_RETRY_S = 120.0
 
 
 class UploadDecision(NamedTuple):
-    records: int
-    """Number of records that were appended."""
     duplicate: bool
     """True if another attempt had already written the batch."""
 
@@ -171,18 +169,15 @@ def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -
     """Make the server append staged files, in order and once for this batch number. Runs in the driver."""
     body = {"producer": producer, "number": number, "staged": list(ids)}
     with closing(HttpClient(place, retry_s=COMMIT_RETRY_S)) as client:
-        answer = client.json("POST", "/v1/batches", {}, body)
         asked_again = False
-        while answer.get("pending"):
-            # The batch is decided. The server continues even if no client asks.
-            answer = client.json("POST", "/v1/batches", {}, body)
-            asked_again = True
+        while (answer := client.json("POST", "/v1/batches", {}, body)).get("pending"):
+            asked_again = True  # the batch is decided: the server continues even if no client asks
     if answer.get("damaged"):
         raise SinkError(
             f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
             "were damaged on the server's disk and are lost: the server's log names them"
         )
-    return UploadDecision(answer["records"], answer["duplicate"] and not asked_again)
+    return UploadDecision(answer["duplicate"] and not asked_again)
 
 
 def _bodies(blocks: Iterable[EncodedBlock]) -> Iterator[bytes]:

@@ -6,7 +6,6 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.lake.manifests import joined
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
 from headrace.pipeline.audit.plan import (
@@ -39,7 +38,7 @@ def held(offset: int, end: int, file: str = "f", epoch: int = 1, crc: int | None
 def found(
     noted: list[Held], files: list[Held], **flags: bool
 ) -> list[tuple[str, VerifiedRange | None]]:
-    findings = list(compare("t", noted, files, joined, **flags))
+    findings = list(compare("t", noted, files, **flags))
     assert all(one.topic == "t" for one in findings)
     return [(f"{one.kind}: {one.reason}", one.range) for one in findings]
 
@@ -79,7 +78,7 @@ def test_what_no_file_has_is_named_exactly(noted, files, data):
 
 def test_rows_that_are_there_twice_are_found():
     files = [held(0, 100, "a"), held(100, 300, "b"), held(200, 400, "c")]
-    (twice,) = list(compare("t", [held(0, 400)], files, joined))
+    (twice,) = list(compare("t", [held(0, 400)], files))
     assert twice.reason == "these rows are in the lake twice"
     assert (twice.file, twice.range) == ("b and c", part(200, 300))
     noted = [held(0, 200), held(0, 200), held(200, 400)]

@@ -11,6 +11,8 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import closing
+from io import FileIO
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
+from msgspec import Struct
 
 from headrace.lake.files.reading import records_of
 from headrace.lake.files.writing import Bounds, crc_in_name, crc_of_file
@@ -64,30 +67,31 @@ class FileWork(NamedTuple):
     """Ranges of the log for the topics in the file."""
 
 
-class FileCheck(NamedTuple):
+class FileCheck(Struct):
     path: str
-    ranges: list[LakeRange]
+    ranges: list[LakeRange] = []
     """Ranges that the file's footer names; empty when the footer cannot be read."""
-    findings: list[Finding]
-    differing: list[Finding]
+    findings: list[Finding] = []
+    differing: list[Finding] = []
     """Ranges where the log has other bytes; the damage may be in the log."""
-    compared: dict[str, int]
+    compared: dict[str, int] = {}
     """Number of bytes, by topic, that the log has too and that are equal there."""
-    unreadable: Finding | None
+    unreadable: Finding | None = None
     """Reason why the file's ranges are unknown; None when they are known."""
 
     @property
     def is_missing(self) -> bool:
         """True if the file or its visible name is missing."""
-        found = [*self.findings, *([self.unreadable] if self.unreadable is not None else [])]
-        return any(one.kind == "missing" for one in found)
+        found = [*self.findings, self.unreadable]
+        return any(one is not None and one.kind == "missing" for one in found)
 
 
 def check_files(works: Sequence[FileWork]) -> list[FileCheck]:
     checks = []
     for work in works:
         found = _check_file(work)
-        checks.append(found._replace(findings=[*found.findings, *_check_shown(work)]))
+        found.findings += _check_shown(work)
+        checks.append(found)
     return checks
 
 
@@ -123,11 +127,9 @@ def _check_file(work: FileWork) -> FileCheck:
     wrong = Finding("damaged", _WRONG_BYTES, work.path)
     found = _in_another_process(work)
     if found is None:
-        return FileCheck(
-            path=work.path, ranges=[], findings=[], differing=[], compared={}, unreadable=wrong
-        )
+        return FileCheck(work.path, unreadable=wrong)
     if not found.findings and found.unreadable is None:
-        return found._replace(findings=[wrong])
+        found.findings.append(wrong)
     return found
 
 
@@ -146,12 +148,15 @@ def main() -> None:
     sys.stdout.buffer.write(pickle.dumps(_Check(work).run()))
 
 
-def read_ranges(path: Path) -> list[LakeRange]:
-    """Return the ranges that a file's footer names; raise one of `UNREADABLE` if it cannot be read."""
-    return _ranges(pq.read_metadata(path))
+def known_ranges(path: Path) -> list[LakeRange]:
+    """Return the ranges that a file's footer names, or none if it cannot be read."""
+    try:
+        return _ranges(pq.read_metadata(path))
+    except _UNREADABLE:
+        return []  # the task that reads the file reports the reason
 
 
-UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
+_UNREADABLE = (OSError, ValueError, TypeError, KeyError, pa.ArrowException)
 """Exceptions that reading a damaged file may raise."""
 
 
@@ -162,90 +167,71 @@ def _ranges(footer: pq.FileMetaData) -> list[LakeRange]:
 
 
 class _Check:
-    """Check of one file."""
-
     def __init__(self, work: FileWork) -> None:
         self._work = work
-        self._path = Path(work.lake) / work.path
-        self._ranges: list[LakeRange] = []
+        self._found = FileCheck(work.path)
         self._done = 0
         """Number of ranges that are checked."""
-        self._findings: list[Finding] = []
-        self._differing: list[Finding] = []
-        self._compared: dict[str, int] = {}
         self._old_names = False
 
     def run(self) -> FileCheck:
-        unreadable = None
         try:
             self._check()
         except FileNotFoundError:
-            unreadable = Finding("missing", "the file is gone", self._work.path)
-        except UNREADABLE as error:
+            self._found.unreadable = Finding("missing", "the file is gone", self._work.path)
+        except _UNREADABLE as error:
             reason = f"it cannot be read: {' '.join(str(error).split())}"
-            unreadable = Finding("damaged", reason, self._work.path)
-            if self._ranges:
+            if self._found.ranges:
                 # The footer is sound, so the affected rows are known.
-                self._findings += [
-                    _found(self._work.path, one, reason) for one in self._unchecked()
-                ]
-                unreadable = None
-        return FileCheck(
-            path=self._work.path,
-            ranges=self._ranges,
-            findings=self._findings,
-            differing=self._differing,
-            compared=self._compared,
-            unreadable=unreadable,
-        )
+                self._all_left(reason)
+            else:
+                self._found.unreadable = Finding("damaged", reason, self._work.path)
+        return self._found
 
     def _check(self) -> None:
-        size = self._path.stat().st_size
+        path = Path(self._work.lake, self._work.path)
+        size = path.stat().st_size
         if size != self._work.bytes:
-            reason = f"it has {size:,} bytes, the table says {self._work.bytes:,}"
-            self._findings.append(Finding("damaged", reason, self._work.path))
+            self._damaged(f"it has {size:,} bytes, the table says {self._work.bytes:,}")
         with (
-            pq.ParquetFile(self._path, page_checksum_verification=True) as file,
-            _Log(self._work.place, self._work.kept) as log,
+            pq.ParquetFile(path, page_checksum_verification=True) as file,
+            closing(_Log(self._work.place, self._work.kept)) as log,
         ):
-            self._ranges = _ranges(file.metadata)
+            ranges = self._found.ranges = _ranges(file.metadata)
             self._old_names = has_old_names(file.metadata)
-            if sorted(self._ranges, key=lambda one: (self._named(one), one.offset)) != self._ranges:
-                reason = "its ranges are not in the order of topics and offsets"
-                self._findings.append(Finding("damaged", reason, self._work.path))
-            rows = sum(one.rows for one in self._ranges)
+            if sorted(ranges, key=lambda one: (self._named(one), one.offset)) != ranges:
+                self._damaged("its ranges are not in the order of topics and offsets")
+            rows = sum(one.rows for one in ranges)
             if file.metadata.num_rows != rows:
-                reason = f"it has {file.metadata.num_rows:,} rows, its footer names {rows:,}"
-                self._findings.append(Finding("damaged", reason, self._work.path))
+                self._damaged(f"it has {file.metadata.num_rows:,} rows, its footer names {rows:,}")
             for field in _fields(file.schema_arrow):
                 if field != SCHEMA.field(field.name):
-                    reason = f"its column {field.name} is of another type, {field.type}"
-                    self._findings.append(Finding("damaged", reason, self._work.path))
+                    self._damaged(f"its column {field.name} is of another type, {field.type}")
             self._check_bounds(file.metadata)
             self._check_rows(file, log)
 
     def _check_bounds(self, footer: pq.FileMetaData) -> None:
         """Check the bounds in the table: a query skips files whose bounds exclude the values it looks for."""
-        topics = [self._named(one) for one in self._ranges]
+        topics = [self._named(one) for one in self._found.ranges]
         for name, (first, last) in _held(footer, topics, _day_of(self._work.path)).items():
             least, most = self._work.bounds.get(name, (None, None))
             if (least is not None and first < least) or (most is not None and last > most):
-                reason = (
+                self._damaged(
                     f"the table says that its {name} is between {least!r} and {most!r}, but it is between "
                     f"{first!r} and {last!r}"
                 )
-                self._findings.append(Finding("damaged", reason, self._work.path))
 
     def _check_rows(self, file: pq.ParquetFile, log: "_Log") -> None:
         names = [field.name for field in _fields(file.schema_arrow)]
         day = _day_of(self._work.path)
+        ranges = self._found.ranges
         check: _RangeCheck | None = None
         for number in range(file.metadata.num_row_groups):
             group = file.read_row_group(number, columns=names, use_threads=False).combine_chunks()
             for batch in group.to_batches():
                 at = 0
-                while at < batch.num_rows and self._done < len(self._ranges):
-                    one = self._ranges[self._done]
+                while at < batch.num_rows and self._done < len(ranges):
+                    one = ranges[self._done]
                     check = check or _RangeCheck(one, self._named(one), day, log)
                     count = min(check.left, batch.num_rows - at)
                     check.add(batch.slice(at, count))
@@ -253,28 +239,30 @@ class _Check:
                     if not check.left:
                         self._finish(check)
                         check = None
-        self._findings += [
-            _found(self._work.path, one, "the file ends before these rows")
-            for one in self._unchecked()
-        ]
+        self._all_left("the file ends before these rows")
 
     def _finish(self, check: "_RangeCheck") -> None:
-        one = self._ranges[self._done]
+        found, one = self._found, self._found.ranges[self._done]
         self._done += 1
         reason = check.finish()
         if reason is not None:
-            self._findings.append(_found(self._work.path, one, reason, check.differing))
+            found.findings.append(_found(found.path, one, reason, check.differing))
         elif check.differing is not None:
             reason = "log and lake have different bytes here, and both checksums are right"
-            self._differing.append(_found(self._work.path, one, reason, check.differing))
-        self._compared[one.topic] = self._compared.get(one.topic, 0) + check.compared
+            found.differing.append(_found(found.path, one, reason, check.differing))
+        found.compared[one.topic] = found.compared.get(one.topic, 0) + check.compared
 
     def _named(self, one: LakeRange) -> str:
         """Return the topic of a range, as the file names it."""
         return legacy_name(one.topic) if self._old_names else one.topic
 
-    def _unchecked(self) -> Sequence[LakeRange]:
-        return self._ranges[self._done :]
+    def _damaged(self, reason: str) -> None:
+        self._found.findings.append(Finding("damaged", reason, self._work.path))
+
+    def _all_left(self, reason: str) -> None:
+        """Report all ranges that are not checked yet."""
+        left = self._found.ranges[self._done :]
+        self._found.findings += [_found(self._work.path, one, reason) for one in left]
 
 
 def _fields(schema: pa.Schema) -> list[pa.Field]:
@@ -301,14 +289,7 @@ def _held(
 
 
 def _found(path: str, one: LakeRange, reason: str, part: VerifiedRange | None = None) -> Finding:
-    return Finding(
-        kind="damaged",
-        reason=reason,
-        file=path,
-        topic=one.topic,
-        epoch=one.epoch,
-        range=part or range_of(one),
-    )
+    return Finding("damaged", reason, path, one.topic, one.epoch, part or range_of(one))
 
 
 def range_of(one: LakeRange) -> VerifiedRange:
@@ -352,12 +333,8 @@ class _RangeCheck:
 
     def finish(self) -> str | None:
         """Return the reason why the range is wrong, or None."""
-        if self._reason is None and (self._offset, self._crc) != (
-            self._expected.end,
-            self._expected.crc,
-        ):
-            return "the checksum is wrong"
-        return self._reason
+        is_right = (self._offset, self._crc) == (self._expected.end, self._expected.crc)
+        return self._reason or (None if is_right else "the checksum is wrong")
 
     def _wrong(self, rows: pa.RecordBatch, places: _Numbers) -> str | None:
         ordinals = np.arange(self._ordinal, self._ordinal + rows.num_rows)
@@ -387,18 +364,11 @@ class _RangeCheck:
                 continue
             wrong = at + np.flatnonzero(here != theirs)[[0, -1]]
             first, last = (np.searchsorted(places, wrong, "right") - 1).tolist()
-            part = VerifiedRange(
-                int(places[first]),
-                int(places[last + 1]),
-                self._ordinal + first,
-                self._ordinal + last + 1,
-            )
-            before = self.differing
-            self.differing = (
-                VerifiedRange(before.offset, part.end, before.ordinal, part.end_ordinal)
-                if before
-                else part
-            )
+            offset, ordinal = int(places[first]), self._ordinal + first
+            if self.differing is not None:
+                offset, ordinal = self.differing.offset, self.differing.ordinal
+            end, end_ordinal = int(places[last + 1]), self._ordinal + last + 1
+            self.differing = VerifiedRange(offset, end, ordinal, end_ordinal)
 
 
 class _Log:
@@ -409,14 +379,11 @@ class _Log:
         for one in kept:
             self._kept.setdefault(one.topic, []).append(one)
         self._http = HttpClient(place) if place.urls else None
-        self._open: tuple[str, int] | None = None
+        self._file: FileIO | None = None
 
-    def __enter__(self) -> "_Log":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._open is not None:
-            os.close(self._open[1])
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
         if self._http is not None:
             self._http.close()
 
@@ -435,7 +402,7 @@ class _Log:
         # Retention may have deleted these bytes meanwhile. The check of the log reports other damage.
         try:
             if self._http is None:
-                return os.pread(self._file(one.file), stop - at, at - one.offset)
+                return os.pread(self._opened(one.file).fileno(), stop - at, at - one.offset)
             asked = {"topic": one.topic, "from": at, "to": stop}
             return self._http.send("GET", "/v1/range", asked)
         except ServerError as error:
@@ -445,10 +412,10 @@ class _Log:
             pass
         return b""
 
-    def _file(self, path: str) -> int:
-        if self._open is None or self._open[0] != path:
-            if self._open is not None:
-                os.close(self._open[1])
-            self._open = None
-            self._open = path, os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        return self._open[1]
+    def _opened(self, path: str) -> FileIO:
+        if self._file is None or self._file.name != path:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+            self._file = FileIO(path)
+        return self._file

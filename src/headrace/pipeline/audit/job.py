@@ -7,6 +7,7 @@ deleted. When something seems to be missing, the lake is listed again, as an exp
 """
 
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -27,20 +28,12 @@ from headrace.lake.format import (
     MergedManifest,
 )
 from headrace.lake.format import RecordRange as LakeRange
-from headrace.lake.manifests import HIDDEN, Manifests, joined
+from headrace.lake.manifests import HIDDEN, Manifests
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
-from headrace.pipeline.audit.files import (
-    UNREADABLE,
-    FileCheck,
-    FileWork,
-    Kept,
-    check_files,
-    range_of,
-    read_ranges,
-)
+from headrace.pipeline.audit.files import FileCheck, FileWork, check_files, known_ranges, range_of
 from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
 from headrace.pipeline.audit.plan import (
     AuditReport,
@@ -55,7 +48,7 @@ from headrace.pipeline.audit.plan import (
     joined_ranges,
     overlaps,
 )
-from headrace.pipeline.job import EXPORT_APP, JobArguments, Progress, job, part_of
+from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of
 from headrace.pipeline.tasks import TaskRunner
 from headrace.reader.view import LogLocation, parse_place
 
@@ -80,45 +73,28 @@ def audit(given: AuditArguments) -> AuditReport:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
     place = parse_place(given.url, given.token) if given.url else LogLocation(str(given.data_dir))
     with closing(given.task_runner("audit")) as runner:
-        return _Audit(
-            lake=Path(given.lake).absolute() if given.lake else None,
-            place=place,
-            topics=wanted,
-            runner=runner,
-            progress=given.progress,
-        ).run()
+        return _Audit(given, wanted, place, runner).run()
 
 
 class _Audit:
     def __init__(
-        self,
-        lake: Path | None,
-        place: LogLocation,
-        topics: Sequence[str],
-        runner: TaskRunner,
-        progress: Progress | None,
+        self, given: AuditArguments, topics: Sequence[str], place: LogLocation, runner: TaskRunner
     ) -> None:
-        self._lake, self._place, self._topics = lake, place, topics
-        self._runner, self._progress = runner, progress
+        self._lake = Path(given.lake).absolute() if given.lake else None
+        self._topics, self._place = topics, place
+        self._runner, self._progress = runner, given.progress
         self._done = self._expected = 0
         self._table: Table | None = None
-        self._broken: Finding | None = None
-        """Reason why the lake's list of files cannot be read; None when it can."""
-        try:
-            self._table = open_table(lake) if lake is not None else None
-        except DamagedTableError as error:
-            self._broken = _broken(error)
+        self._broken: list[Finding] = []
+        """Reason why the lake's list of files cannot be read; empty when it can."""
         self._checks: dict[str, FileCheck] = {}
 
     def run(self) -> AuditReport:
         listing = self._list()
         log = self._check_log(listing)
         for name in self._topics:
-            known = {*listing.topics, *(log.topics if log is not None else ())}
-            if name not in known and self._broken is None:
-                raise UnknownTopicError(
-                    f"there is no topic {name!r} in {log.name if log else self._lake}"
-                )
+            if name not in {*listing.topics, *log.topics} and not self._broken:
+                raise UnknownTopicError(f"there is no topic {name!r} in {log.name or self._lake}")
         self._check_files(listing, log)
         report = self._report(listing, log)
         if any(one.kind == "missing" for one in report.all_findings()):
@@ -133,44 +109,33 @@ class _Audit:
         return report
 
     def _list(self) -> "Listing":
-        if self._lake is None or self._table is None:
-            broken = [self._broken] if self._broken is not None else []
-            return Listing(
-                files={}, noted=[], lost=[], findings=broken, all_noted=not broken, shown={}
-            )
-        try:
-            return _list_lake(self._lake, self._table)
-        except DamagedTableError as error:
-            self._table = None
-            self._broken = _broken(error)
-            return self._list()
+        if self._lake is not None and not self._broken:
+            try:
+                self._table = self._table or open_table(self._lake)
+                return _list_lake(self._lake, self._table)
+            except DamagedTableError as error:
+                reason = f"it cannot be read: {error.reason}"
+                self._broken = [Finding("damaged", reason, error.file)]
+        return Listing(findings=self._broken)
 
-    def _check_log(self, listing: "Listing") -> LogAccount | None:
+    def _check_log(self, listing: "Listing") -> LogAccount:
         self._expected = sum(listing.files.values())
         asked = (self._topics, listing.topics, self._runner, self._phase)
         if self._place.urls:
             return audit_server(self._place, *asked)
         if self._place.path:
             return audit_directory(Path(self._place.path).absolute(), *asked)
-        return None
+        return LogAccount()
 
-    def _check_files(self, listing: "Listing", log: LogAccount | None) -> None:
+    def _check_files(self, listing: "Listing", log: LogAccount) -> None:
         if self._lake is None:
             return
         paths = [path for path in sorted(listing.files) if path not in self._checks]
-        place, kept = (log.place, log.kept) if log is not None else (LogLocation(), {})
-        works = _file_works(
-            lake=self._lake,
-            listing=listing,
-            paths=paths,
-            topics=self._topics,
-            place=place,
-            kept=kept,
-        )
+        works = _file_works(self._lake, listing, paths, topics=self._topics, log=log)
         total = sum(work.bytes for work in works)
-        works_of_tasks = list(task_groups(works, lambda work: work.bytes, total))
+        some = task_groups(works, lambda work: work.bytes, total)
         self._expected = 0
-        for found in self._runner.run(works_of_tasks, check_files, self._phase(total)):
+        for found in self._runner.run(some, check_files, self._phase(total)):
             self._checks |= {check.path: check for check in found}
 
     def _phase(self, size: int) -> tasks.Progress | None:
@@ -179,34 +144,29 @@ class _Audit:
         return part_of(self._progress, done=begin, size=size, total=total)
 
     def _report(
-        self, listing: "Listing", log: LogAccount | None, *, is_later: bool = False
+        self, listing: "Listing", log: LogAccount, *, is_later: bool = False
     ) -> AuditReport:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
         lake = _Lake(listing, checks)
-        names = {*lake.held, *lake.noted, *(log.topics if log is not None else ())}
-        notes = [*(log.notes if log is not None else ()), *listing.notes]
+        notes = [*log.notes, *listing.notes]
         topics = []
-        for name in sorted(names):
+        for name in sorted({*lake.held, *lake.noted, *log.topics}):
             if not self._topics or name in self._topics:
                 topic, more = _audit_topic(name, lake, log, is_later=is_later)
                 topics.append(topic)
                 notes += more
         notes += _not_compared(topics)
-        findings = [*(log.findings if log is not None else ()), *lake.findings]
+        findings = [*log.findings, *lake.findings[None]]
         return AuditReport(
-            log=log.name if log is not None else None,
+            log=log.name,
             lake=str(self._lake) if self._lake is not None else None,
             topics=topics,
             findings=findings,
             notes=notes,
-            segments=log.segments if log is not None else 0,
+            segments=log.segments,
             files=len(checks),
             lost=bool(findings) or any(topic.findings for topic in topics),
         )
-
-
-def _broken(error: DamagedTableError) -> Finding:
-    return Finding("damaged", f"it cannot be read: {error.reason}", error.file)
 
 
 def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
@@ -225,23 +185,17 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
 # The lake's side: manifests of its batches and a list of its files. Tasks read the files.
 
 
-class LakeNotes(NamedTuple):
-    file: str
-    range: LakeRange
-
-
 class Listing(NamedTuple):
     """State of a lake at one moment."""
 
-    files: dict[str, int]
-    noted: list[LakeNotes]
-    lost: list[LostRange]
-    """Ranges that batches noted as lost, because they could not write them."""
-    findings: list[Finding]
+    findings: Sequence[Finding]
     """Damaged or missing manifests."""
-    all_noted: bool
-    """True if all manifests could be read."""
-    shown: dict[str, str]
+    files: Mapping[str, int] = {}
+    noted: Sequence[tuple[str, LakeRange]] = ()
+    """Ranges in the manifests of batches, each with its file."""
+    lost: Sequence[LostRange] = ()
+    """Ranges that batches noted as lost, because they could not write them."""
+    shown: Mapping[str, str] = {}
     """Visible names of files, by path, where they differ from the path."""
     bounds: Mapping[str, Bounds] = {}
     """Bounds of the table's files, by path."""
@@ -252,7 +206,7 @@ class Listing(NamedTuple):
 
     @property
     def topics(self) -> frozenset[str]:
-        return frozenset(one.range.topic for one in self.noted)
+        return frozenset(one.topic for _, one in self.noted)
 
 
 def _list_lake(lake: Path, table: Table) -> Listing:
@@ -265,13 +219,15 @@ def _list_lake(lake: Path, table: Table) -> Listing:
     manifests = Manifests(lake)
     folded = _folded(lake, manifests, findings)
     # A merged manifest does not say which files hold its ranges.
-    noted = [LakeNotes("", one) for one in folded.ranges]
+    noted = [("", one) for one in folded.ranges]
     lost = list(folded.lost)
     commits = {number: notes[CRC_KEY] for number, notes in table.all_notes() if CRC_KEY in notes}
     for number in range(folded.batches, 0 if last is None else last + 1):
-        manifest = _read_manifest(lake, manifests, number, commits.get(number), findings)
-        if manifest is not None:
-            noted += [LakeNotes(manifest.files[one.file].path, one) for one in manifest.ranges]
+        manifest = _read_manifest(lake, manifests, number, commits.get(number))
+        if isinstance(manifest, Finding):
+            findings.append(manifest)
+        else:
+            noted += [(manifest.files[one.file].path, one) for one in manifest.ranges]
             lost += manifest.lost
     if findings and _folded(lake, manifests, []).batches != folded.batches:
         return _list_lake(lake, table)  # a compaction has merged these manifests meanwhile
@@ -279,7 +235,7 @@ def _list_lake(lake: Path, table: Table) -> Listing:
     oddities = list(table.oddities())
     odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
     notes = [f"{one.file}: {one.reason}" for one in oddities if one.kind == "note"]
-    return Listing(files, noted, lost, findings, not findings, shown, bounds, odd, notes)
+    return Listing(findings, files, noted, lost, shown, bounds, odd, notes)
 
 
 def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> MergedManifest:
@@ -297,8 +253,8 @@ def _why(error: LakeError) -> str:
 
 
 def _read_manifest(
-    lake: Path, manifests: Manifests, number: int, crc: str | None, findings: list[Finding]
-) -> Manifest | None:
+    lake: Path, manifests: Manifests, number: int, crc: str | None
+) -> Manifest | Finding:
     path = manifests.path(number)
     file = str(path.relative_to(lake))
     try:
@@ -307,53 +263,36 @@ def _read_manifest(
         if files and not 0 <= min(files) <= max(files) < len(found.files):
             raise LakeError("a range is in a file that it does not name")
     except LakeError as error:
-        if not path.exists():
-            reason = f"the file is gone, the manifest of batch {number}"
-            findings.append(Finding("missing", reason, file))
-        else:
-            findings.append(Finding("damaged", _why(error), file))
-        return None
+        if path.exists():
+            return Finding("damaged", _why(error), file)
+        return Finding("missing", f"the file is gone, the manifest of batch {number}", file)
     if crc is not None and crc != str(found.crc):
-        reason = f"it differs from the commit of batch {number}"
-        findings.append(Finding("damaged", reason, file))
-        return None
+        return Finding("damaged", f"it differs from the commit of batch {number}", file)
     return found
 
 
 def _file_works(
-    lake: Path,
-    listing: Listing,
-    paths: Iterable[str],
-    topics: Sequence[str],
-    place: LogLocation,
-    kept: Mapping[str, Sequence[Kept]],
+    lake: Path, listing: Listing, paths: Iterable[str], topics: Sequence[str], log: LogAccount
 ) -> list[FileWork]:
     """Describe the checks of these files, each with the ranges where the log has the file's records."""
-    noted: dict[str, list[LakeRange]] = {}
-    for one in listing.noted:
-        noted.setdefault(one.file, []).append(one.range)
+    noted: dict[str, list[LakeRange]] = defaultdict(list)
+    for path, one in listing.noted:
+        noted[path].append(one)
     works = []
     for path in paths:
-        ranges = noted.get(path) or _footer(lake / path)
+        ranges = noted[path] or known_ranges(lake / path)
         if topics and ranges and not any(one.topic in topics for one in ranges):
             continue
         wanted = {
-            place: None
+            kept: None
             for one in ranges
-            for place in kept.get(one.topic, ())
-            if place.offset < one.end and one.offset < place.end
+            for kept in log.kept.get(one.topic, ())
+            if kept.offset < one.end and one.offset < kept.end
         }
         shown = listing.shown.get(path, "")
         size, bounds = listing.files[path], listing.bounds.get(path, {})
-        works.append(FileWork(str(lake), path, shown, size, bounds, place, tuple(wanted)))
+        works.append(FileWork(str(lake), path, shown, size, bounds, log.place, tuple(wanted)))
     return works
-
-
-def _footer(path: Path) -> list[LakeRange]:
-    try:
-        return read_ranges(path)
-    except UNREADABLE:
-        return []  # the task that reads the file reports the reason
 
 
 # Results by topic
@@ -363,85 +302,73 @@ class _Lake:
     """Results of the lake's checks, by topic."""
 
     def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
-        self.all_noted = listing.all_noted
-        self.findings = [*listing.findings, *listing.odd]
-        """Findings that concern no single topic."""
-        self.of_topics: dict[str, list[Finding]] = {}
-        self.differing: dict[str, list[Finding]] = {}
-        self.held: dict[str, list[Held]] = {}
-        self.noted: dict[str, list[Held]] = {}
-        self.lost: dict[str, list[LostRange]] = {}
-        self.compared: dict[str, int] = {}
-        unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
-        self._unnamed = dict(unreadable)
+        self.all_noted = not listing.findings
+        self.findings: dict[str | None, list[Finding]] = defaultdict(list)
+        """Under None, findings that concern no single topic."""
+        self.differing: dict[str | None, list[Finding]] = defaultdict(list)
+        self.held: dict[str, list[Held]] = defaultdict(list)
+        self.noted: dict[str, list[Held]] = defaultdict(list)
+        self.lost: dict[str, list[LostRange]] = defaultdict(list)
+        self.compared = Counter[str]()
+        self.unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
+        unnamed = dict(self.unreadable)
+        found = [*listing.findings, *listing.odd]
         for path, one in listing.noted:
             held = Held(path, one.epoch, range_of(one), one.crc)
-            self.noted.setdefault(one.topic, []).append(held)
-            if path in unreadable:
-                finding = unreadable[path]
-                self._add(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
-                self._unnamed.pop(path, None)
-        self.unreadable = frozenset(unreadable)
-        self.findings += self._unnamed.values()
+            self.noted[one.topic].append(held)
+            if path in self.unreadable:
+                finding = self.unreadable[path]
+                found.append(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
+                unnamed.pop(path, None)
+        found += unnamed.values()
         for lost in listing.lost:
-            self.lost.setdefault(lost.topic, []).append(lost)
+            self.lost[lost.topic].append(lost)
         for check in checks:
             for one in check.ranges:
                 held = Held(check.path, one.epoch, range_of(one), one.crc)
-                self.held.setdefault(one.topic, []).append(held)
-            for finding in check.findings:
-                self._add(finding)
+                self.held[one.topic].append(held)
+            found += check.findings
             for finding in check.differing:
-                self.differing.setdefault(finding.topic or "", []).append(finding)
-            for name, count in check.compared.items():
-                self.compared[name] = self.compared.get(name, 0) + count
-
-    def _add(self, finding: Finding) -> None:
-        if finding.topic is None:
-            self.findings.append(finding)
-        else:
-            self.of_topics.setdefault(finding.topic, []).append(finding)
+                self.differing[finding.topic].append(finding)
+            self.compared.update(check.compared)
+        for finding in found:
+            self.findings[finding.topic].append(finding)
 
 
 def _audit_topic(
-    name: str, lake: _Lake, log: LogAccount | None, *, is_later: bool
+    name: str, lake: _Lake, log: LogAccount, *, is_later: bool
 ) -> tuple[TopicAudit, list[str]]:
-    of_lake = lake.of_topics.get(name, [])
-    noted, held = lake.noted.get(name, []), lake.held.get(name, [])
+    noted, held = lake.noted[name], lake.held[name]
     readable = [one for one in noted if one.file not in lake.unreadable]
-    findings = [*of_lake, *compare(name, readable, held, joined, all_noted=lake.all_noted)]
+    differences = compare(name, readable, held, all_noted=lake.all_noted)
+    findings = [*lake.findings[name], *differences]
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
-    topic = log.topics.get(name) if log is not None else None
-    spans: list[AuditSpan] | None = None if log is None else []
+    topic = log.topics.get(name)
+    spans: list[AuditSpan] | None = None if log.name is None else []
     if topic is not None:
         spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
         bad = [one.range for one in topic.findings if one.range is not None]
         findings += [
-            one
-            for one in lake.differing.get(name, ())
-            if one.range and not overlaps(one.range, bad)
+            one for one in lake.differing[name] if one.range and not overlaps(one.range, bad)
         ]
         findings += [_told_of_lake(one, sound) for one in topic.findings]
     whole = [AuditSpan(one.epoch, one.range) for one in (*noted, *held)]
     coverage = cover(name, whole, spans, is_later=is_later)
-    findings += _with_lost(name, coverage.findings, lake.lost.get(name, ()))
+    findings += _with_lost(name, coverage.findings, lake.lost[name])
     log_sound = joined_ranges(topic.sound) if topic is not None else []
     epochs = [span.epoch for span in whole] + ([topic.epoch] if topic is not None else [])
-    return (
-        TopicAudit(
-            name=name,
-            epoch=max(epochs, default=0),
-            log=log_sound,
-            lake=sound,
-            records=sum(
-                one.end_ordinal - one.ordinal for one in joined_ranges([*sound, *log_sound])
-            ),
-            compared_bytes=lake.compared.get(name, 0),
-            findings=findings,
-        ),
-        coverage.notes,
+    both = joined_ranges([*sound, *log_sound])
+    found = TopicAudit(
+        name=name,
+        epoch=max(epochs, default=0),
+        log=log_sound,
+        lake=sound,
+        records=sum(one.end_ordinal - one.ordinal for one in both),
+        compared_bytes=lake.compared[name],
+        findings=findings,
     )
+    return found, coverage.notes
 
 
 def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:

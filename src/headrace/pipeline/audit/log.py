@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -15,16 +16,13 @@ from headrace.pipeline.audit.files import Kept
 from headrace.pipeline.audit.plan import Finding, Kind
 from headrace.pipeline.audit.tasks import (
     AuditPiece,
-    PiecesWork,
-    SegmentsWork,
-    ServedWork,
     check_pieces,
     check_segments,
     check_served,
     sound_segment,
 )
-from headrace.pipeline.job import groups
 from headrace.pipeline.tasks import Progress, TaskRunner
+from headrace.reader.planning import groups
 from headrace.reader.server import ServerLog
 from headrace.reader.view import DataLossError, LogLocation
 from headrace.reader.view import LogRange as Part
@@ -51,23 +49,21 @@ class LogTopic(NamedTuple):
 
 
 class LogAccount(NamedTuple):
-    name: str
-    """Directory or address of the log."""
-    topics: dict[str, LogTopic]
-    findings: list[Finding]
-    notes: list[str]
-    segments: int
-    place: LogLocation
-    kept: Mapping[str, Sequence[Kept]]
+    name: str | None = None
+    """Directory or address of the log; None if no log was checked."""
+    place: LogLocation = LogLocation()
+    kept: Mapping[str, Sequence[Kept]] = {}
     """Ranges of each topic in the log, for comparing their bytes with the lake."""
+    topics: Mapping[str, LogTopic] = {}
+    findings: Sequence[Finding] = ()
+    notes: Sequence[str] = ()
+    segments: int = 0
 
 
-def task_groups(
-    works: Iterable[T], size: Callable[[T], int], total: int
-) -> Iterator[tuple[T, ...]]:
-    """Yield groups of works, in order; one task does each group."""
+def task_groups(works: Iterable[T], size: Callable[[T], int], total: int) -> list[list[T]]:
+    """Return groups of works, in order; one task does each group."""
     most = min(TASK_BYTES_MAX, max(TASK_BYTES_MIN, total // _TASKS))
-    return map(tuple, groups(works, size, most, TASK_WORKS_MAX))
+    return list(groups(works, size, most, TASK_WORKS_MAX))
 
 
 # A data directory
@@ -83,19 +79,11 @@ def audit_directory(
     """Check everything that `headrace verify` checks, with tasks for the segments."""
     segments = _Segments(runner, phase)
     wanted = _still_there(directory, topics, in_lake)
-    found: dict[str, LogTopic] = {}
-    account = LogAccount(
-        name=str(directory),
-        topics=found,
-        findings=[],
-        notes=[],
-        segments=0,
-        place=LogLocation(str(directory)),
-        kept=segments.kept,
-    )
+    account = LogAccount(str(directory), LogLocation(str(directory)), segments.kept)
     if topics and not wanted:
         return account
     report = verify(directory, wanted, check=segments.check)
+    found = {}
     for topic in report.topics:
         damaged = [one.range for one in topic.damages if one.range is not None]
         found[topic.name] = LogTopic(
@@ -104,9 +92,12 @@ def audit_directory(
             [*topic.ranges, *damaged] or [_nothing_at(topic.end, topic.end_ordinal)],
             [_finding(one, topic.epoch) for one in topic.damages],
         )
-    account.findings.extend(_finding(one) for one in report.damages)
-    account.notes.extend(report.notes)
-    return account._replace(segments=sum(topic.segments for topic in report.topics))
+    return account._replace(
+        topics=found,
+        findings=[_finding(one) for one in report.damages],
+        notes=report.notes,
+        segments=sum(topic.segments for topic in report.topics),
+    )
 
 
 def _nothing_at(offset: int, ordinal: int) -> VerifiedRange:
@@ -129,14 +120,7 @@ def _finding(damage: Damage, epoch: int | None = None) -> Finding:
     reason = damage.reason
     gone = reason.endswith("missing") or reason.startswith(("no segment", "no entry"))
     kind: Kind = "missing" if gone else "damaged"
-    return Finding(
-        kind=kind,
-        reason=reason,
-        file=damage.file,
-        topic=damage.topic,
-        epoch=epoch,
-        range=damage.range,
-    )
+    return Finding(kind, reason, damage.file, damage.topic, epoch, damage.range)
 
 
 class _Segments:
@@ -150,10 +134,10 @@ class _Segments:
         self, layout: Layout, works: Sequence[SegmentWork], _: Advance
     ) -> Iterator[SegmentCheck]:
         total = sum(map(_bytes, works))
-        root = str(layout.root)
         pieces = [piece for work in works for piece in _pieces(work)]
-        tasks = [PiecesWork(root, some) for some in task_groups(pieces, _piece_bytes, total)]
-        results = iter(self._runner.run(tasks, check_pieces, self._phase(total)))
+        tasks = task_groups(pieces, _piece_bytes, total)
+        task = partial(check_pieces, root=layout.root)
+        results = self._runner.run(tasks, task, self._phase(total))
         chains = (chain for some in results for chain in some)
         unsound = []
         for work in works:
@@ -167,8 +151,8 @@ class _Segments:
                 unsound.append(work)
             else:
                 yield check
-        again = [SegmentsWork(root, some) for some in task_groups(unsound, _bytes, total)]
-        for found in self._runner.run(again, check_segments):
+        again = task_groups(unsound, _bytes, total)
+        for found in self._runner.run(again, partial(check_segments, root=layout.root)):
             yield from found
 
 
@@ -216,8 +200,8 @@ def audit_server(
             if state.start.offset < state.end.offset:
                 parts += _split(log, Part(name, state.start, state.end))
     total = sum(part.bytes for part in parts)
-    tasks = [ServedWork(place, some) for some in task_groups(parts, _part_bytes, total)]
-    results = iter(runner.run(tasks, check_served, phase(total)))
+    tasks = task_groups(parts, lambda part: part.bytes, total)
+    results = runner.run(tasks, partial(check_served, place=place), phase(total))
     found = {name: LogTopic(state.end.epoch, [], [], []) for name, state in sorted(states.items())}
     for part, one in zip(parts, (one for some in results for one in some), strict=True):
         topic = found[part.topic]
@@ -235,19 +219,7 @@ def audit_server(
     note = (
         "the log was read as the server gives it: its catalogue and its journal were not looked at"
     )
-    return LogAccount(
-        name=place.urls[0],
-        topics=found,
-        findings=[],
-        notes=[note],
-        segments=0,
-        place=place,
-        kept=kept,
-    )
-
-
-def _part_bytes(part: Part) -> int:
-    return part.bytes
+    return LogAccount(place.urls[0], place, kept, found, notes=[note])
 
 
 def _split(log: ServerLog, whole: Part) -> Sequence[Part]:

@@ -9,11 +9,13 @@ The audit compares three accounts of a topic:
 Elsewhere: reading the bytes, which produces these accounts.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
+from headrace.lake.manifests import joined
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import JUMP
 from headrace.printing import counted, printable
@@ -23,13 +25,8 @@ LINES_MAX = 100
 
 Kind = Literal["missing", "damaged"]
 
-Joined = Callable[[int, int, int], int]
-"""Function that combines the checksums of two adjacent ranges: `lake.manifests.joined`."""
-
 
 class Finding(Struct, frozen=True):
-    """Something that is missing or damaged."""
-
     kind: Kind
     reason: str
     file: str | None = None
@@ -57,10 +54,6 @@ class Held(NamedTuple):
     range: VerifiedRange
     crc: int
 
-    @property
-    def bytes(self) -> int:
-        return self.range.end - self.range.offset
-
 
 class AuditSpan(NamedTuple):
     epoch: int
@@ -68,8 +61,6 @@ class AuditSpan(NamedTuple):
 
 
 class TopicAudit(Struct):
-    """Result for one topic."""
-
     name: str
     epoch: int
     log: list[VerifiedRange]
@@ -149,12 +140,7 @@ class AuditReport(Struct):
 
 
 def compare(
-    topic: str,
-    noted: Sequence[Held],
-    held: Sequence[Held],
-    joined: Joined,
-    *,
-    all_noted: bool = True,
+    topic: str, noted: Sequence[Held], held: Sequence[Held], *, all_noted: bool = True
 ) -> Iterator[Finding]:
     """Yield the differences between the table's files and what batches noted that they wrote.
 
@@ -168,10 +154,9 @@ def compare(
     for epoch, part in _without(noted, held, places):
         yield Finding("missing", "no file of the lake has these rows", None, topic, epoch, part)
     for epoch, part in _without(held, noted, places) if all_noted else ():
-        yield Finding(
-            "damaged", "no manifest of a batch names these rows", None, topic, epoch, part
-        )
-    yield from _differing(topic, noted, held, joined)
+        reason = "no manifest of a batch names these rows"
+        yield Finding("damaged", reason, None, topic, epoch, part)
+    yield from _differing(topic, noted, held)
 
 
 def _place(one: Held) -> tuple[int, int]:
@@ -205,10 +190,8 @@ def _without(
         spans = _merged([(one.range.offset, one.range.end) for one in these if one.epoch == epoch])
         others = _merged([(one.range.offset, one.range.end) for one in those if one.epoch == epoch])
         for offset, end in _subtracted(spans, others):
-            yield (
-                epoch,
-                VerifiedRange(offset, end, ordinals[epoch, offset], ordinals[epoch, end]),
-            )
+            first, last = ordinals[epoch, offset], ordinals[epoch, end]
+            yield epoch, VerifiedRange(offset, end, first, last)
 
 
 def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -236,9 +219,7 @@ def _subtracted(
             position, number = stop, number + 1
 
 
-def _differing(
-    topic: str, noted: Sequence[Held], held: Sequence[Held], joined: Joined
-) -> Iterator[Finding]:
+def _differing(topic: str, noted: Sequence[Held], held: Sequence[Held]) -> Iterator[Finding]:
     """Yield ranges that are in both accounts with different checksums or ordinals.
 
     The two accounts may be cut in different places: a compaction joins ranges that batches noted one by one.
@@ -254,44 +235,38 @@ def _differing(
                 other += 1
             continue
         at, other = at + 1, other + 1
-        file = two.file
         while one.range.end != two.range.end:
             if one.range.end < two.range.end:
-                following = _following(one, noted, at)
-                if following is None:
+                longer = _with_next(one, noted, at)
+                if longer is None:
                     break
-                one, at = _join(one, following, joined), at + 1
+                one, at = longer, at + 1
             else:
-                following = _following(two, held, other)
-                if following is None:
+                longer = _with_next(two, held, other)
+                if longer is None:
                     break
-                two, other = _join(two, following, joined), other + 1
+                two, other = longer, other + 1
         else:
-            if one.range != two.range:
-                reason = "the file has other ordinals than the manifest of its batch"
-                yield Finding("damaged", reason, file, topic, one.epoch, one.range)
-            elif one.crc != two.crc:
-                reason = "the file has another checksum than the manifest of its batch"
-                yield Finding("damaged", reason, file, topic, one.epoch, one.range)
+            what = "other ordinals" if one.range != two.range else "another checksum"
+            if (one.range, one.crc) != (two.range, two.crc):
+                reason = f"the file has {what} than the manifest of its batch"
+                yield Finding("damaged", reason, two.file, topic, one.epoch, one.range)
 
 
-def _following(one: Held, found: Sequence[Held], at: int) -> Held | None:
-    if at < len(found) and _place(found[at]) == (one.epoch, one.range.end):
-        return found[at]
-    return None
-
-
-def _join(one: Held, other: Held, joined: Joined) -> Held:
-    a, b = one.range, other.range
-    return Held(
-        one.file,
-        one.epoch,
-        VerifiedRange(a.offset, b.end, a.ordinal, b.end_ordinal),
-        joined(one.crc, other.crc, other.bytes),
-    )
+def _with_next(one: Held, found: Sequence[Held], at: int) -> Held | None:
+    """Return a range joined with the one at `at`, or None if that does not follow it."""
+    if at == len(found) or _place(found[at]) != (one.epoch, one.range.end):
+        return None
+    a, b = one.range, found[at].range
+    whole = VerifiedRange(a.offset, b.end, a.ordinal, b.end_ordinal)
+    return one._replace(range=whole, crc=joined(one.crc, found[at].crc, b.end - b.offset))
 
 
 # Records that log and lake have together
+
+
+_NEITHER = "neither the log nor the lake has these records"
+_ONLY_IN_LOG = "the lake does not have these records, the log still has"
 
 
 class Coverage(NamedTuple):
@@ -313,15 +288,15 @@ def cover(
     `is_later`, the lake was listed after the log was checked, and may be ahead of it.
     """
     covering = _Covering(topic, sorted(log or (), key=lambda span: span.range.offset))
-    last: AuditSpan | None = None
-    for epoch in sorted({span.epoch for span in lake}):
-        for part in joined_ranges(span.range for span in lake if span.epoch == epoch):
-            span = AuditSpan(epoch, part)
-            if last is not None:
-                covering.step(last, span)
-            last = span
-    if last is not None and log:
-        covering.reach_log(last, is_later=is_later)
+    spans = [
+        AuditSpan(epoch, part)
+        for epoch in sorted({span.epoch for span in lake})
+        for part in joined_ranges(span.range for span in lake if span.epoch == epoch)
+    ]
+    for last, span in pairwise(spans):
+        covering.step(last, span)
+    if spans and log:
+        covering.reach_log(spans[-1], is_later=is_later)
     return Coverage(covering.findings, covering.notes)
 
 
@@ -348,12 +323,11 @@ class _Covering:
             return
         if self._is_jump(last, span):
             return
-        for part in self._not_in_log(_between(before, after)):
-            self._missing(span.epoch, part, "neither the log nor the lake has these records")
-        for part in self._in_log(_between(before, after)):
-            self._missing(
-                span.epoch, part, "the lake does not have these records, the log still has"
-            )
+        gap = _between(before, after)
+        for part in self._not_in_log(gap):
+            self._missing(span.epoch, part, _NEITHER)
+        for part in self._in_log(gap):
+            self._missing(span.epoch, part, _ONLY_IN_LOG)
 
     def reach_log(self, last: AuditSpan, *, is_later: bool) -> None:
         """Check the gap between the lake's end and the log."""
@@ -361,19 +335,10 @@ class _Covering:
         if following is None:
             end = self._log[-1].range
             if end.end < last.range.end and not is_later:
-                self._only_in_lake(
-                    end.end, last.range.end, last.range.end_ordinal - end.end_ordinal
-                )
-            return
-        before, after = last.range, following.range
-        if after.offset <= before.end:
-            return
-        if not self._is_jump(last, following):
-            self._missing(
-                following.epoch,
-                _between(before, after),
-                "neither the log nor the lake has these records",
-            )
+                records = last.range.end_ordinal - end.end_ordinal
+                self._only_in_lake(end.end, last.range.end, records)
+        elif following.range.offset > last.range.end and not self._is_jump(last, following):
+            self._missing(following.epoch, _between(last.range, following.range), _NEITHER)
 
     def _is_jump(self, last: AuditSpan, span: AuditSpan) -> bool:
         """True if the topic jumped ahead after a crash, so that records in between never existed.
@@ -403,11 +368,8 @@ class _Covering:
     def _missing(self, epoch: int, part: VerifiedRange, reason: str) -> None:
         self.findings.append(Finding("missing", reason, None, self._topic, epoch, part))
 
-    def _in_log(self, gap: VerifiedRange) -> Iterator[VerifiedRange]:
-        for span in self._log:
-            part = _common(gap, span.range)
-            if part is not None:
-                yield part
+    def _in_log(self, gap: VerifiedRange) -> list[VerifiedRange]:
+        return [part for span in self._log if (part := _common(gap, span.range)) is not None]
 
     def _not_in_log(self, gap: VerifiedRange) -> Iterator[VerifiedRange]:
         offset, ordinal = gap.offset, gap.ordinal

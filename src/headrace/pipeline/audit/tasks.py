@@ -6,7 +6,8 @@ reads the segment again. So both commands describe damage in the same words.
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing
+from contextlib import closing
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
@@ -55,41 +56,33 @@ class AuditPiece(NamedTuple):
     last: int
 
 
-class PiecesWork(NamedTuple):
-    root: str
-    pieces: tuple[AuditPiece, ...]
+class _Place(NamedTuple):
+    offset: int
+    ordinal: int
+    ms: int
 
 
 class Chain(NamedTuple):
     """Start and end of a piece that is completely sound."""
 
     epoch: int
-    offset: int
-    ordinal: int
-    ms: int
-    end: int
-    end_ordinal: int
-    end_ms: int
+    start: _Place
+    end: _Place
 
 
-class SegmentsWork(NamedTuple):
-    root: str
-    works: tuple[SegmentWork, ...]
-
-
-def check_pieces(work: PiecesWork) -> list[Chain | None]:
+def check_pieces(pieces: Sequence[AuditPiece], *, root: Path) -> list[Chain | None]:
     """Check pieces of segments; the result is None for each piece that may be damaged."""
-    layout = _layout(work.root)
+    layout = _layout(root)
     # All pieces share one buffer: memory that is new to the process would cost a third of the reading time.
-    largest = max((one.segment.end - one.segment.base for one in work.pieces), default=0)
+    largest = max((one.segment.end - one.segment.base for one in pieces), default=0)
     space = memoryview(bytearray(min(_BLOCK_BYTES, largest)))
-    return [_chain(layout, piece, space) for piece in work.pieces]
+    return [_chain(layout, piece, space) for piece in pieces]
 
 
-def check_segments(work: SegmentsWork) -> list[SegmentCheck]:
+def check_segments(works: Sequence[SegmentWork], *, root: Path) -> list[SegmentCheck]:
     """Check segments in the way of `headrace verify`, with the same words for damage."""
-    layout = _layout(work.root)
-    checks = [SegmentCheck(layout, *one) for one in work.works]
+    layout = _layout(root)
+    checks = [SegmentCheck(layout, *one) for one in works]
     for check in checks:
         check.run(lambda _: None)
     return checks
@@ -104,21 +97,21 @@ def sound_segment(
     if not chains or len(chains) < len(found):
         return None
     for one, other in pairwise(chains):
-        if (one.end, one.end_ordinal) != (other.offset, other.ordinal) or one.end_ms > other.ms:
+        if one.end[:2] != other.start[:2] or one.end.ms > other.start.ms:
             return None
-    first, last = chains[0], chains[-1]
-    begins = (first.offset, first.ordinal) == (segment.base, segment.first_ordinal)
-    ends = last[-3:] == (segment.end, segment.end_ordinal, segment.last_ms)
-    if not begins or not ends or first.ms < segment.first_ms:
+    start, end = chains[0].start, chains[-1].end
+    begins = start[:2] == (segment.base, segment.first_ordinal)
+    ends = end == (segment.end, segment.end_ordinal, segment.last_ms)
+    if not begins or not ends or start.ms < segment.first_ms:
         return None
     check = SegmentCheck(layout, topic, segment)
-    check.epoch = first.epoch
+    check.epoch = chains[0].epoch
     check.good(VerifiedRange(segment.base, segment.end, segment.first_ordinal, segment.end_ordinal))
     return check
 
 
-def _layout(root: str) -> Layout:
-    layout = Layout(Path(root))
+def _layout(root: Path) -> Layout:
+    layout = Layout(root)
     if not layout.segments.is_dir():
         raise NotSharedError(
             f"{root} is not a data directory for Spark's executors: mount it at the same path there, or give "
@@ -130,30 +123,19 @@ def _layout(root: str) -> Layout:
 def _chain(layout: Layout, piece: AuditPiece, space: memoryview) -> Chain | None:
     topic, segment = piece.topic, piece.segment
     try:
-        with ExitStack() as stack:
-            index = _open(stack, layout.index(segment.topic_id, segment.base))
-            header = decode_header(os.pread(index, HEADER_BYTES, 0))
+        with (
+            FileIO(layout.index(segment.topic_id, segment.base)) as index,
+            FileIO(layout.segment(segment.topic_id, segment.base)) as log,
+        ):
+            header = decode_header(os.pread(index.fileno(), HEADER_BYTES, 0))
             if header is None or header.epoch > topic.epoch:
                 return None
             said = header.topic_id, header.base, header.first_ordinal, header.name.encode()
             if said != (topic.id, segment.base, segment.first_ordinal, topic.name):
                 return None
-            log = _open(stack, layout.segment(segment.topic_id, segment.base))
-            return _Rows(index, log, piece, space).chain(header.epoch)
+            return _Rows(index.fileno(), log.fileno(), piece, space).chain(header.epoch)
     except (OSError, ValueError):
         return None  # `check_segments` reads the segment again and names the damage
-
-
-def _open(stack: ExitStack, path: Path) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    stack.callback(os.close, fd)
-    return fd
-
-
-class _Place(NamedTuple):
-    offset: int
-    ordinal: int
-    ms: int
 
 
 class _Rows:
@@ -180,7 +162,7 @@ class _Rows:
             at = self._followed(rows, at)
             if at is None or not all(map(self._holds, _blocks(rows))):
                 return None
-        return Chain(epoch, *first, *at) if first is not None and at is not None else None
+        return Chain(epoch, first, at) if first is not None and at is not None else None
 
     def _followed(self, rows: Rows, at: _Place) -> _Place | None:
         """Return the end of the rows if each begins where the previous one ends; otherwise None."""
@@ -218,7 +200,8 @@ class _Rows:
         found = boundaries(data, lengths, rows["count"].astype(np.int64))
         if found is None:
             return False
-        if int(lengths.max()) > PAYLOAD_BYTES_MAX and _largest(found) > PAYLOAD_BYTES_MAX:
+        most = PAYLOAD_BYTES_MAX + RECORD_HEADER_BYTES
+        if int(lengths.max()) > most and int(np.diff(found).max()) > most:
             return False
         return self._starts_at_a_record(found, offset, int(rows["ordinal"][0]))
 
@@ -233,10 +216,6 @@ class _Rows:
 
 def _sums(first: int, lengths: _Numbers) -> _Numbers:
     return np.concatenate(([first], first + np.cumsum(lengths)))
-
-
-def _largest(places: _Numbers) -> int:
-    return int(np.diff(places).max()) - RECORD_HEADER_BYTES
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
@@ -255,19 +234,14 @@ def _blocks(rows: Rows) -> Iterator[Rows]:
 # A server's log
 
 
-class ServedWork(NamedTuple):
-    place: LogLocation
-    parts: tuple[Part, ...]
-
-
-def check_served(work: ServedWork) -> list[Findings]:
+def check_served(parts: Sequence[Part], *, place: LogLocation) -> list[Findings]:
     """Check the rows and bytes that a server returns for each part.
 
     The server returns segments and journal as one log.
     """
-    with closing(ServerLog(work.place)) as log:
-        log.expect(work.parts)
-        return [_Served(part).check(log) for part in work.parts]
+    with closing(ServerLog(place)) as log:
+        log.expect(parts)
+        return [_Served(part).check(log) for part in parts]
 
 
 class _Served(Findings):
@@ -299,8 +273,7 @@ class _Served(Findings):
         for row in block.rows:
             offset, ordinal, count = int(row["offset"]), int(row["ordinal"]), int(row["count"])
             stop = offset + int(row["length"])
-            # The first and last rows may reach over the ends of a part. Rows overlap where a tail became part
-            # of a segment.
+            # The first and last rows may reach over a part's ends. Rows overlap where a tail was applied.
             here = VerifiedRange(
                 max(offset, start.offset),
                 min(stop, end.offset),

@@ -27,22 +27,18 @@ from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.files.reading import StoredRange, files_of, pieces_of, read_piece
 from headrace.lake.format import LakeError, RecordRange
 from headrace.lake.table import open_table
-from headrace.model import (
-    RECORD_HEADER_BYTES,
-    check_publish_topic,
-    check_topic_name,
-    is_reserved,
-)
+from headrace.model import RECORD_HEADER_BYTES, check_publish_topic, check_topic_name, is_reserved
 from headrace.pipeline.job import JobArguments, job, part_of
 from headrace.pipeline.replay.plan import (
     Course,
     Cut,
-    ReplayNotes,
     Wanted,
     course,
     cuts,
     first_open,
     producer_of,
+    store_course,
+    stored_course,
 )
 from headrace.pipeline.tasks import JobError, Progress, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
@@ -60,8 +56,6 @@ _NOBODYS = "0" * 32
 
 
 class ReplaySummary(NamedTuple):
-    """Result of a replay."""
-
     lake: str
     topic: str
     to: str
@@ -102,41 +96,32 @@ def replay(given: ReplayArguments) -> ReplaySummary:
     directory = Path(given.lake).absolute()
     table = open_table(directory)
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:
-        files = tuple(files_of(table, given.topic, 0))
+        files = files_of(table, given.topic, 0)
         works = [
-            Look(
-                lake=str(directory),
-                files=files[first : first + _FILES_AT_ONCE],
-                topic=given.topic,
-                since_ms=wanted.since_ms,
-                until_ms=wanted.until_ms,
-            )
-            for first in range(0, len(files), _FILES_AT_ONCE)
+            files[first : first + _FILES_AT_ONCE] for first in range(0, len(files), _FILES_AT_ONCE)
         ]
-        seen = _together(runner.run(works, look))
-        if not seen.ranges:
+        looks = runner.run(works, partial(look, lake=directory, wanted=wanted))
+        seen = [one for some in looks for one in some]
+        if not seen:
             raise JobError(f"there is no topic {given.topic!r} in {directory}")
-        notes = ReplayNotes(directory)
-        found = notes.find(wanted)
+        found = stored_course(directory, wanted)
         if found is None:
-            ranges = [one for some in seen.ranges.values() for one in some]
             found = course(
-                wanted=wanted, ranges=ranges, since=seen.since, until=seen.until, rate=given.rate
+                wanted=wanted,
+                ranges=[one for file in seen for one in file.ranges],
+                since=min((one.since for one in seen if one.since is not None), default=None),
+                until=min((one.until for one in seen if one.until is not None), default=None),
+                rate=given.rate,
             )
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
-                found = notes.begin(wanted, found)
-        batches = _Replay(
-            given=given,
-            wanted=wanted,
-            found=found,
-            lake_id=table.id,
-            place=place,
-            http=http,
-            runner=runner,
+                found = store_course(directory, wanted, found)
+        producer = producer_of(table.id, wanted, found)
+        replaying = _Replay(
+            given=given, lake=directory, place=place, runner=runner, course=found, producer=producer
         )
-        return batches.run(seen.ranges)
+        return replaying.run(seen, http)
 
 
 def _ms(moment: Moment | None) -> int | None:
@@ -166,15 +151,6 @@ def _check(wanted: Wanted) -> None:
         raise OptionError("the name must have 255 bytes at most")
 
 
-def _together(found: "list[TopicFiles]") -> "TopicFiles":
-    ranges: dict[str, list[RecordRange]] = {}
-    for one in found:
-        ranges |= one.ranges
-    since = [one.since for one in found if one.since is not None]
-    until = [one.until for one in found if one.until is not None]
-    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
-
-
 def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
     """True if this batch or a later one was decided."""
     body = {"producer": producer, "number": number, "staged": [_NOBODYS]}
@@ -189,140 +165,97 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
     return True
 
 
+@dataclass
 class _Replay:
-    def __init__(
-        self,
-        given: ReplayArguments,
-        wanted: Wanted,
-        found: Course,
-        lake_id: str,
-        place: LogLocation,
-        http: HttpClient,
-        runner: TaskRunner,
-    ) -> None:
-        self._given, self._wanted, self._course = given, wanted, found
-        self._place, self._runner, self._points = place, runner, given.points
-        self._lake = str(Path(given.lake).absolute())
-        self._producer = producer_of(lake_id, wanted, found)
-        self._is_decided = partial(_is_decided, http, self._producer)
-        self._batches = self._records = self._bytes = 0
-        self._passed = 0
-        """Number of records that count for the rate."""
+    given: ReplayArguments
+    lake: Path
+    place: LogLocation
+    runner: TaskRunner
+    course: Course
+    producer: str
+    batches: int = 0
+    records: int = 0
+    bytes: int = 0
+    passed: int = 0
+    """Number of records that count for the rate."""
 
-    def run(self, files: dict[str, list[RecordRange]]) -> ReplaySummary:
-        rate = self._given.rate
-        found = self._course
-        first = first_open(found, self._is_decided)
-        resumed = min(found.end, found.start + first * found.cut_bytes)
+    def run(self, seen: "list[TopicFile]", http: HttpClient) -> ReplaySummary:
+        rate, found = self.given.rate, self.course
+        first = first_open(found, partial(_is_decided, http, self.producer))
         begun_s = time.monotonic()
-        at_once = 1 if rate is not None else _CUTS_AT_ONCE
-        for some in _chunks(cuts(files, found, first), at_once):
+        left = cuts({one.name: one.ranges for one in seen}, found, first)
+        while some := list(islice(left, 1 if rate is not None else _CUTS_AT_ONCE)):
             if rate is not None:
-                # Wait before the upload and not after it: the server deletes uploads that are not decided in
-                # time.
-                time.sleep(max(0.0, begun_s + self._passed / rate - time.monotonic()))
+                # Wait before the upload: the server deletes uploads that are not decided in time.
+                time.sleep(max(0.0, begun_s + self.passed / rate - time.monotonic()))
             done, end = some[0].offset - found.start, some[-1].end - found.start
             total = found.end - found.start
             self._replay(
-                some, part_of(self._given.progress, done=done, size=end - done, total=total)
+                some, part_of(self.given.progress, done=done, size=end - done, total=total)
             )
         return ReplaySummary(
-            lake=self._lake,
-            topic=self._wanted.topic,
-            to=self._wanted.target,
+            lake=str(self.lake),
+            topic=self.given.topic,
+            to=self.given.to,
             start=found.start,
             end=found.end,
-            resumed=resumed,
-            batches=self._batches,
-            records=self._records,
-            bytes=self._bytes,
+            resumed=min(found.end, found.start + first * found.cut_bytes),
+            batches=self.batches,
+            records=self.records,
+            bytes=self.bytes,
         )
 
     def _replay(self, some: list[Cut], progress: Progress | None) -> None:
-        works = [
-            ReplayWork(
-                place=self._place,
-                lake=self._lake,
-                files=cut.files,
-                topic=self._wanted.topic,
-                target=self._wanted.target,
-                offset=cut.offset,
-                end=cut.end,
-            )
-            for cut in some
-        ]
-        results = self._runner.run(works, upload_part, progress)
-        self._points.here("uploaded")
+        topic, target = self.given.topic, self.given.to
+        task = partial(upload_cut, lake=self.lake, topic=topic, place=self.place, target=target)
+        results = self.runner.run(some, task, progress)
+        self.given.points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
-            self._passed += uploaded.records
+            self.passed += uploaded.records
             if not uploaded.ids:
                 continue  # one record covers the whole cut and begins before it
-            if not decide(self._place, self._producer, cut.number, uploaded.ids).duplicate:
-                self._batches += 1
-                self._records += uploaded.records
-                self._bytes += uploaded.bytes
-            self._points.here("decided")
-
-
-def _chunks(found: Iterator[Cut], count: int) -> Iterator[list[Cut]]:
-    while some := list(islice(found, count)):
-        yield some
+            if not decide(self.place, self.producer, cut.number, uploaded.ids).duplicate:
+                self.batches += 1
+                self.records += uploaded.records
+                self.bytes += uploaded.bytes
+            self.given.points.here("decided")
 
 
 # Tasks: find a topic in files, and upload its records between two offsets
 
 
-class Look(NamedTuple):
-    lake: str
-    files: tuple[str, ...]
-    topic: str
-    since_ms: int | None
-    until_ms: int | None
+class TopicFile(NamedTuple):
+    """File with records of the topic."""
 
-
-class TopicFiles(NamedTuple):
-    """Ranges of a topic in files."""
-
-    ranges: dict[str, list[RecordRange]]
+    name: str
+    ranges: list[RecordRange]
     since: int | None
     """Smallest offset of a record at or after the time; None without such a record or without a time."""
     until: int | None
 
 
-def look(work: Look) -> TopicFiles:
-    ranges: dict[str, list[RecordRange]] = {}
-    since: list[int] = []
-    until: list[int] = []
-    for name in work.files:
-        pieces = pieces_of([Path(work.lake, name)], work.topic)
+def look(names: list[str], *, lake: Path, wanted: Wanted) -> list[TopicFile]:
+    found = []
+    for name in names:
+        pieces = pieces_of([lake / name], wanted.topic)
         if pieces:
-            ranges[name] = [piece.range for piece in pieces]
-        if work.since_ms is not None:
-            since += _from_time(pieces, work.since_ms)
-        if work.until_ms is not None:
-            until += _from_time(pieces, work.until_ms)
-    return TopicFiles(ranges, min(since, default=None), min(until, default=None))
+            since = _from_time(pieces, wanted.since_ms)
+            until = _from_time(pieces, wanted.until_ms)
+            found.append(TopicFile(name, [piece.range for piece in pieces], since, until))
+    return found
 
 
-def _from_time(pieces: list[StoredRange], ms: int) -> Iterator[int]:
-    """Yield the first offset at or after a time, if there is one. Times never decrease."""
+def _from_time(pieces: list[StoredRange], ms: int | None) -> int | None:
+    """Return the first offset at or after a time, if there is one. Times never decrease."""
+    if ms is None:
+        return None
     moment = pa.scalar(ms * 1000, pa.timestamp("us", tz="UTC"))
     for piece in pieces:
         for rows in read_piece(piece, column="timestamp"):
             late = rows["offset"].filter(pc.greater_equal(rows["timestamp"], moment))
             if len(late):
-                yield late[0].as_py()
-                return
-
-
-class ReplayWork(NamedTuple):
-    place: LogLocation
-    lake: str
-    files: tuple[str, ...]
-    topic: str
-    target: str
-    offset: int
-    end: int
+                return int(late[0].as_py())
+    return None
 
 
 class UploadedCut(NamedTuple):
@@ -331,24 +264,22 @@ class UploadedCut(NamedTuple):
     bytes: int
 
 
-def upload_part(work: ReplayWork) -> UploadedCut:
+def upload_cut(cut: Cut, *, lake: Path, topic: str, place: LogLocation, target: str) -> UploadedCut:
     """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
-    counting = _Counting()
-    ids = upload(work.place, counting.blocks(work))
-    return UploadedCut(ids, counting.records, counting.bytes)
+    records = size = 0
 
-
-class _Counting:
-    records = bytes = 0
-
-    def blocks(self, work: ReplayWork) -> Iterator[EncodedBlock]:
-        paths = [Path(work.lake, name) for name in work.files]
-        for piece in pieces_of(paths, work.topic, work.offset, work.end):
-            for payloads in _payloads(piece, work.offset, work.end):
-                for block in encode_batch(work.target, payloads):
-                    self.bytes += len(block.records)
+    def blocks() -> Iterator[EncodedBlock]:
+        nonlocal records, size
+        paths = [lake / name for name in cut.files]
+        for piece in pieces_of(paths, topic, cut.offset, cut.end):
+            for payloads in _payloads(piece, cut.offset, cut.end):
+                for block in encode_batch(target, payloads):
+                    size += len(block.records)
                     yield block
-                self.records += len(payloads)
+                records += len(payloads)
+
+    ids = upload(place, blocks())
+    return UploadedCut(ids, records, size)
 
 
 def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryArray]:
@@ -359,15 +290,13 @@ def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryAr
         lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
         ends = offsets + lengths + RECORD_HEADER_BYTES
         if (at is not None and offsets[0] != at) or not np.array_equal(offsets[1:], ends[:-1]):
-            raise _misplaced(piece)
+            break
         at = int(ends[-1])
         yield payloads
-    if at is not None and at < min(end, piece.range.end):
-        raise _misplaced(piece)
-
-
-def _misplaced(piece: StoredRange) -> LakeError:
-    return LakeError(
+    else:
+        if at is None or at >= min(end, piece.range.end):
+            return
+    raise LakeError(
         f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
         "are missing or out of order; run `headrace pipeline audit` to find all damage"
     )

@@ -9,6 +9,7 @@ The course of a replay is stored in the lake when it begins: a repeat does the s
 import hashlib
 import os
 import uuid
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from headrace.lake.files.writing import make_directory, sync
-from headrace.lake.format import FORMAT, LakeError, RecordRange, check_format
+from headrace.lake.format import FORMAT, LakeError, RecordRange, decode_versioned
 from headrace.lake.manifests import HIDDEN
 from headrace.model import legacy_name
 from headrace.pipeline.tasks import JobError
@@ -28,8 +29,6 @@ _CUT_S = 1.0
 
 
 class Wanted(NamedTuple):
-    """Arguments of a replay."""
-
     topic: str
     target: str
     name: str
@@ -113,14 +112,8 @@ def _numbers(one: RecordRange, course: Course, first: int) -> range:
 
 def first_open(course: Course, is_decided: Callable[[int], bool]) -> int:
     """Return the number after the last decided one. Numbers are decided in order."""
-    low, high = 0, -(-(course.end - course.start) // course.cut_bytes)
-    while low < high:
-        middle = (low + high) // 2
-        if is_decided(middle):
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    count = -(-(course.end - course.start) // course.cut_bytes)
+    return bisect_left(range(count), True, key=lambda number: not is_decided(number))
 
 
 def producer_of(lake_id: str, wanted: Wanted, course: Course) -> str:
@@ -136,49 +129,40 @@ class _Note(msgspec.Struct):
     course: Course
 
 
-class _Versioned(msgspec.Struct):
-    format: int
+def stored_course(lake: Path, wanted: Wanted) -> Course | None:
+    path = _note_path(lake, wanted)
+    try:
+        return decode_versioned(path.read_bytes(), _Note, str(path)).course
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LakeError(
+            f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
+            "another name"
+        ) from None
 
 
-class ReplayNotes:
-    def __init__(self, lake: Path) -> None:
-        self._lake = lake
-        self._directory = lake / HIDDEN / "replays"
+def store_course(lake: Path, wanted: Wanted, course: Course) -> Course:
+    """Store the course durably, unless there is one already; return the stored course."""
+    path = _note_path(lake, wanted)
+    made = path.with_suffix(f".{uuid.uuid4().hex}")
+    try:
+        make_directory(path.parent)
+        made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
+        sync(made)
+    except OSError as error:
+        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
+    try:
+        os.link(made, path)
+    except FileExistsError:
+        pass  # another run stored its course at the same time
+    finally:
+        made.unlink()
+    sync(path.parent)
+    found = stored_course(lake, wanted)
+    assert found is not None
+    return found
 
-    def find(self, wanted: Wanted) -> Course | None:
-        path = self._path(wanted)
-        try:
-            data = path.read_bytes()
-            check_format(msgspec.json.decode(data, type=_Versioned).format, str(path))
-            return msgspec.json.decode(data, type=_Note).course
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise LakeError(
-                f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
-                "another name"
-            ) from None
 
-    def begin(self, wanted: Wanted, course: Course) -> Course:
-        """Store the course durably, unless there is one already; return the stored course."""
-        path = self._path(wanted)
-        try:
-            make_directory(self._directory)
-            made = path.with_suffix(f".{uuid.uuid4().hex}")
-            made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
-            sync(made)
-        except OSError as error:
-            raise LakeError(f"{self._lake} cannot be written to: {error.strerror}") from None
-        try:
-            os.link(made, path)
-        except FileExistsError:
-            pass  # another run stored its course at the same time
-        finally:
-            made.unlink()
-        sync(self._directory)
-        found = self.find(wanted)
-        assert found is not None
-        return found
-
-    def _path(self, wanted: Wanted) -> Path:
-        return self._directory / f"{wanted.key}.json"
+def _note_path(lake: Path, wanted: Wanted) -> Path:
+    return lake / HIDDEN / "replays" / f"{wanted.key}.json"

@@ -2,7 +2,7 @@
 
 Tasks read the records twice, because the range of times is not known before:
 
-    runs ──look──▶ TaskCounts, one per task ──overview──▶ Overview ──plan──▶ ReportPlan: buckets, topics
+    runs ──look──▶ Overview, one per task ──overview──▶ one Overview ──plan──▶ ReportPlan: buckets, topics
     runs ──count──▶ Counts, one per task ──added──▶ one line per topic of the plan, and one for all others
 
 The result of a task grows with the number of its topics, never with the number of its records.
@@ -55,9 +55,6 @@ class TopicCounts(NamedTuple):
     """Counts of one topic, or of its part that one task has read."""
 
     topic: str
-    offset: int
-    """Start of the part: parts of a topic are joined in this order."""
-    end: int
     messages: int
     bytes: int
     first_ms: int
@@ -65,24 +62,19 @@ class TopicCounts(NamedTuple):
     silence_ms: int
     """Longest pause between two messages."""
     silent_from_ms: int
+    offset: int
+    """Start of the part: parts of a topic are joined in this order."""
+    end: int
 
 
-class TaskCounts(NamedTuple):
-    """Result of one task."""
+class Overview(NamedTuple):
+    """Counts of one task, with the parts of topics that it has read; or of all, the busiest topic first."""
 
-    parts: list[TopicCounts]
+    topics: list[TopicCounts]
     sizes: list[int]
     pauses: list[int]
     damaged: int = 0
     """Number of ranges that are left out because their index is damaged."""
-
-
-class Overview(NamedTuple):
-    topics: list[TopicCounts]
-    """Topics, the busiest first."""
-    sizes: list[int]
-    pauses: list[int]
-    damaged: int
 
 
 class ReportPlan(NamedTuple):
@@ -139,8 +131,6 @@ class ReaderLag(Struct, frozen=True):
 
 
 class ChannelMember(Struct, frozen=True):
-    """Processor in a channel."""
-
     processor: str
     channel: str
     present: bool
@@ -229,7 +219,7 @@ def _inside(begins: Numbers, lengths: npt.NDArray[np.void], first: int, end: int
 # First pass
 
 
-def look(runs: Iterable[Runs]) -> TaskCounts:
+def look(runs: Iterable[Runs]) -> Overview:
     parts: list[TopicCounts] = []
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
@@ -241,31 +231,26 @@ def look(runs: Iterable[Runs]) -> TaskCounts:
         longest = int(np.argmax(between)) if len(between) else 0
         parts.append(
             TopicCounts(
-                one.topic,
-                one.offset,
-                one.end,
-                messages,
-                int(one.bytes.sum()),
-                int(one.ms[0]),
-                int(one.ms[-1]),
-                int(between[longest]) if len(between) else 0,
-                int(one.ms[longest]),
+                topic=one.topic,
+                messages=messages,
+                bytes=int(one.bytes.sum()),
+                first_ms=int(one.ms[0]),
+                last_ms=int(one.ms[-1]),
+                silence_ms=int(between[longest]) if len(between) else 0,
+                silent_from_ms=int(one.ms[longest]),
+                offset=one.offset,
+                end=one.end,
             )
         )
-        sizes += np.bincount(_size_numbers(one), one.counts, _SIZES).astype(np.int64)
+        # The number of a bar is that of the bits of the mean size, 0 for empty payloads.
+        _, bits = np.frexp((one.bytes // one.counts).astype(np.float64))
+        sizes += np.bincount(bits, one.counts, _SIZES).astype(np.int64)
         pauses += _pauses(between)
         pauses[0] += messages - len(one.counts)
     # The records between parts that do not touch belong to another task.
     parts, between_parts = _joined(parts, only_touching=True)
     pauses += _pauses(between_parts)
-    return TaskCounts(parts, sizes.tolist(), pauses.tolist())
-
-
-def _size_numbers(runs: Runs) -> Numbers:
-    """Return the numbers of the runs' bars: the bits of the mean size, 0 for empty payloads."""
-    means = runs.bytes // runs.counts
-    bits: Numbers = np.frexp(means.astype(np.float64))[1].astype(np.int64)
-    return bits
+    return Overview(parts, sizes.tolist(), pauses.tolist())
 
 
 def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
@@ -294,27 +279,34 @@ def _joined(
             (part.silence_ms, part.silent_from_ms),
             key=lambda one: one[0],
         )
-        found[-1] = TopicCounts(
-            part.topic,
-            before.offset,
-            part.end,
-            before.messages + part.messages,
-            before.bytes + part.bytes,
-            min(before.first_ms, part.first_ms),
-            max(before.last_ms, part.last_ms),
-            *silence,
-        )
+        found[-1] = _together(part.topic, [before, part], *silence)
     return found, pauses
 
 
-def overview(seen: Iterable[TaskCounts]) -> Overview:
+def _together(
+    topic: str, parts: Sequence[TopicCounts], silence_ms: int, silent_from_ms: int
+) -> TopicCounts:
+    return TopicCounts(
+        topic=topic,
+        messages=sum(part.messages for part in parts),
+        bytes=sum(part.bytes for part in parts),
+        first_ms=min(part.first_ms for part in parts),
+        last_ms=max(part.last_ms for part in parts),
+        silence_ms=silence_ms,
+        silent_from_ms=silent_from_ms,
+        offset=parts[0].offset,
+        end=parts[-1].end,
+    )
+
+
+def overview(seen: Iterable[Overview]) -> Overview:
     """Merge the results of all tasks."""
     parts: list[TopicCounts] = []
     damaged = 0
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
     for one in seen:
-        parts += one.parts
+        parts += one.topics
         sizes += one.sizes
         pauses += one.pauses
         damaged += one.damaged
@@ -386,18 +378,7 @@ def report(
     others = None
     if rest:
         # A common silence of many topics would say nothing about any of them.
-        together = TopicCounts(
-            "",
-            0,
-            0,
-            sum(part.messages for part in rest),
-            sum(part.bytes for part in rest),
-            min(part.first_ms for part in rest),
-            max(part.last_ms for part in rest),
-            0,
-            0,
-        )
-        others = _line(together, counts, len(busiest))
+        others = _line(_together("", rest, 0, 0), counts, len(busiest))
     return ReportData(
         made_ms=made_ms,
         log=log,
@@ -422,17 +403,8 @@ def report(
 
 
 def _line(part: TopicCounts, counts: Counts, number: int) -> Line:
-    return Line(
-        part.topic,
-        part.messages,
-        part.bytes,
-        part.first_ms,
-        part.last_ms,
-        part.silence_ms,
-        part.silent_from_ms,
-        counts.messages[number].tolist(),
-        counts.bytes[number].tolist(),
-    )
+    # The fields before `offset` are those of a line.
+    return Line(*part[:7], counts.messages[number].tolist(), counts.bytes[number].tolist())
 
 
 def _bars(found: Sequence[int], bounds: Sequence[int], *, trimmed: bool) -> list[Bar]:

@@ -11,6 +11,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,26 +26,18 @@ from headrace.config.pipeline import ReportOptions
 from headrace.errors import OptionError
 from headrace.lake.format import Positions, ranges_in
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
-from headrace.pipeline.job import (
-    JobArguments,
-    groups,
-    job,
-    list_lake,
-    part_of,
-    source_of,
-    topics_of,
-)
+from headrace.pipeline.job import JobArguments, job, list_lake, share_of, source_of, topics_of
 from headrace.pipeline.report import data as report_data
 from headrace.pipeline.report.data import (
     ChannelMember,
     ChannelsSeen,
     Counts,
     Numbers,
+    Overview,
     ReaderLag,
     ReportPlan,
     Runs,
     ServerSeen,
-    TaskCounts,
     count,
     look,
     runs_of,
@@ -52,7 +45,7 @@ from headrace.pipeline.report.data import (
 from headrace.pipeline.report.page import page
 from headrace.pipeline.tasks import JobError
 from headrace.reader.http_client import HttpClient
-from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
+from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, groups, parts_of
 from headrace.reader.view import (
     DamagedRange,
     DataLossError,
@@ -85,8 +78,6 @@ _PAGE = 1000
 
 
 class ReportSummary(NamedTuple):
-    """Contents of a report."""
-
     page: str
     json: str
     messages: int
@@ -117,20 +108,22 @@ def report(given: ReportArguments) -> ReportSummary:
         data_dir=given.data_dir,
         task_bytes=_TASK_BYTES,
     )
-    out, lake = Path(given.out), str(given.lake)
-    with _targets(out, Path(given.json) if given.json else None) as targets:
+    out, json, lake = Path(given.out), Path(given.json), str(given.lake)
+    if given.json and json.absolute() == out.absolute():
+        raise OptionError("the page and the JSON cannot be the same file: name two files")
+    paths = [out, json] if given.json else [out]
+    with _new_files(paths) as files:
         works, total = _works(source, lake)
         server = (
             ask_server(parse_place(given.url, given.token), source.topics) if given.url else None
         )
         with closing(given.task_runner("report")) as runner:
-            half = total // 2
-            first = part_of(given.progress, done=0, size=half, total=total)
+            first = share_of(given.progress, total, 0, 0.5)
             seen = report_data.overview(runner.run(works, look_at, first))
             plan = report_data.plan(seen)
-            again = [CountWork(work, plan) for work in works]
-            second = part_of(given.progress, done=half, size=total - half, total=total)
-            counts = report_data.added(plan, runner.run(again, count_in, second))
+            second = share_of(given.progress, total, 0.5, 1)
+            found = runner.run(works, partial(count_in, plan=plan), second)
+            counts = report_data.added(plan, found)
         made = report_data.report(
             seen,
             plan,
@@ -141,7 +134,8 @@ def report(given: ReportArguments) -> ReportSummary:
             sizes_are_means=any(isinstance(work, LogWork) for work in works),
             server=server,
         )
-        targets.write(page(made).encode(), msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+        text = msgspec.json.format(msgspec.json.encode(made)) + b"\n"
+        _replace(paths, files, [page(made).encode(), text][: len(paths)])
     return ReportSummary(
         page=str(out),
         json=str(given.json),
@@ -169,11 +163,6 @@ class LakeWork(NamedTuple):
 
 
 Work = LogWork | LakeWork
-
-
-class CountWork(NamedTuple):
-    work: Work
-    plan: ReportPlan
 
 
 def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
@@ -220,8 +209,9 @@ def _ranges(log: LogView, topics: TopicSelection, ends: Positions) -> list[LogRa
 def ask_server(place: LogLocation, topics: TopicSelection) -> ServerSeen:
     with closing(HttpClient(place)) as http:
         counters = _counters(http.send("GET", "/metrics", {}).decode("utf-8", "replace"))
-        readers = readers_of(cursor for cursor in _cursors(http) if topics.matches(cursor["topic"]))
-        channels = _channels(http)
+        cursors = _all(http, "cursors", {"limit": _PAGE}, after="topic", after_reader="reader")
+        readers = readers_of(cursor for cursor in cursors if topics.matches(cursor["topic"]))
+        channels = _all(http, "channels", {}, after="name")
         some = list(islice(channels, CHANNELS_MAX))
         more = next(channels, None) is not None
     return ServerSeen(
@@ -286,126 +276,93 @@ def channels_of(found: list[dict[str, Any]], *, more: bool) -> ChannelsSeen:
 
 
 def _counters(text: str) -> dict[str, int]:
-    found = {}
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if value.isdigit():
-            found[name] = int(value)
-    return found
+    pairs = (line.partition(" ")[::2] for line in text.splitlines())
+    return {name: int(value) for name, value in pairs if value.isdigit()}
 
 
-def _cursors(http: HttpClient) -> Iterator[dict[str, Any]]:
-    after, after_reader = "", ""
+def _all(http: HttpClient, kind: str, query: dict[str, Any], **after: str) -> Iterator[Any]:
+    """Yield all that the server lists in pages; `after` maps parameters to the fields of the last item."""
     while True:
-        asked = {"after": after, "after_reader": after_reader, "limit": _PAGE}
-        page = http.json("GET", "/v1/cursors", asked)
-        yield from page["cursors"]
+        page = http.json("GET", f"/v1/{kind}", query)
+        yield from page[kind]
         if not page["more"]:
             return
-        last = page["cursors"][-1]
-        after, after_reader = last["topic"], last["reader"]
-
-
-def _channels(http: HttpClient) -> Iterator[dict[str, Any]]:
-    after = ""
-    while True:
-        page = http.json("GET", "/v1/channels", {"after": after} if after else {})
-        yield from page["channels"]
-        if not page["more"]:
-            return
-        after = page["channels"][-1]["name"]
+        query |= {name: page[kind][-1][field] for name, field in after.items()}
 
 
 # Output
 
 
-class _Targets:
-    def __init__(self, paths: list[Path]) -> None:
-        self._paths = paths
-        self._made = [path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}") for path in paths]
-
-    def prepare(self) -> None:
-        """Raise JobError if the files cannot be written, before anything is read."""
-        for path, made in zip(self._paths, self._made, strict=True):
+@contextmanager
+def _new_files(paths: list[Path]) -> Iterator[list[Path]]:
+    """Make a file beside each path, so that a path that cannot be written fails before anything is read."""
+    files = [path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}") for path in paths]
+    try:
+        for path, made in zip(paths, files, strict=True):
             if path.is_dir():
                 raise JobError(f"{path} is a directory: name a file")
             try:
                 made.touch()
             except OSError as error:
                 raise JobError(f"{path} cannot be written: {error.strerror}") from None
-
-    def write(self, *contents: bytes) -> None:
-        try:
-            for made, content in zip(self._made, contents, strict=False):
-                with made.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-            for path, made in zip(self._paths, self._made, strict=True):
-                made.rename(path)
-        except OSError as error:
-            raise JobError(f"{self._paths[0]} cannot be written: {error.strerror}") from None
-
-    def clear(self) -> None:
-        for made in self._made:
+        yield files
+    finally:
+        for made in files:
             with suppress(OSError):  # usually it is renamed already, or was never made
                 made.unlink()
 
 
-@contextmanager
-def _targets(out: Path, json: Path | None) -> Iterator[_Targets]:
-    if json is not None and json.absolute() == out.absolute():
-        raise OptionError("the page and the JSON cannot be the same file: name two files")
-    targets = _Targets([out, json] if json is not None else [out])
+def _replace(paths: list[Path], files: list[Path], contents: list[bytes]) -> None:
     try:
-        targets.prepare()
-        yield targets
-    finally:
-        targets.clear()
+        for made, content in zip(files, contents, strict=True):
+            with made.open("wb") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+        for path, made in zip(paths, files, strict=True):
+            made.rename(path)
+    except OSError as error:
+        raise JobError(f"{paths[0]} cannot be written: {error.strerror}") from None
 
 
 # Tasks: count index rows of the log, or offsets and times in lake files
 
 
-def look_at(work: Work) -> TaskCounts:
-    found = _Found(work)
-    return look(found.runs())._replace(damaged=found.damaged)
+def look_at(work: Work) -> Overview:
+    damaged: list[DamagedRange] = []
+    return look(_runs(work, damaged))._replace(damaged=len(damaged))
 
 
-def count_in(work: CountWork) -> Counts:
-    return count(_Found(work.work).runs(), work.plan)
+def count_in(work: Work, *, plan: ReportPlan) -> Counts:
+    return count(_runs(work, []), plan)
 
 
-class _Found:
-    def __init__(self, work: Work) -> None:
-        self._work = work
-        self.damaged = 0
+def _runs(work: Work, damaged: list[DamagedRange]) -> Iterator[Runs]:
+    """Yield the runs of a work, and add the ranges that cannot be read to `damaged`."""
+    if isinstance(work, LakeWork):
+        for name in work.files:
+            yield from _runs_of_file(Path(work.lake, name), work.topics)
+        return
+    with closing(open_log(work.place)) as log:
+        log.expect(work.ranges)
+        for one in work.ranges:
+            yield from _runs_of_range(log, one, damaged)
 
-    def runs(self) -> Iterator[Runs]:
-        work = self._work
-        if isinstance(work, LakeWork):
-            for name in work.files:
-                yield from _runs_of_file(Path(work.lake, name), work.topics)
+
+def _runs_of_range(log: LogView, wanted: LogRange, damaged: list[DamagedRange]) -> Iterator[Runs]:
+    rest: LogRange | None = wanted
+    while rest is not None:
+        try:
+            for rows in log.rows(rest):
+                if isinstance(rows, DamagedRange):
+                    damaged.append(rows)
+                else:
+                    yield runs_of(rest.topic, rest.start, rest.end, rows)
             return
-        with closing(open_log(work.place)) as log:
-            log.expect(work.ranges)
-            for one in work.ranges:
-                yield from self._runs_of_range(log, one)
-
-    def _runs_of_range(self, log: LogView, wanted: LogRange) -> Iterator[Runs]:
-        rest: LogRange | None = wanted
-        while rest is not None:
-            try:
-                for rows in log.rows(rest):
-                    if isinstance(rows, DamagedRange):
-                        self.damaged += 1
-                    else:
-                        yield runs_of(rest.topic, rest.start, rest.end, rows)
-                return
-            except DataLossError as loss:
-                # A report shows the records that are there: retention may delete some while it is made.
-                logger.warning("%s; the report continues without these records", loss)
-                rest = loss.rest
+        except DataLossError as loss:
+            # A report shows the records that are there: retention may delete some while it is made.
+            logger.warning("%s; the report continues without these records", loss)
+            rest = loss.rest
 
 
 def _runs_of_file(path: Path, topics: TopicSelection) -> Iterator[Runs]:

@@ -4,15 +4,15 @@ Everything that a user has chosen, such as the name of a topic, is escaped where
 contains no scripts, and its policy forbids browsers to fetch anything.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from headrace.pipeline.report import svg, words
-from headrace.pipeline.report.data import Bar, ChannelsSeen, Line, ReportData, ServerSeen
+from headrace.pipeline.report.data import Bar, Line, ReportData, ServerSeen
 from headrace.pipeline.report.svg import Over, Silence, Strip
 from headrace.printing import counted, size
 
 COLOURS = 6
-"""Number of lines in a plot with their own colour; all others are one grey area."""
+"""Number of lines in a plot with a colour of the style sheet; all others are one grey area."""
 
 _LABEL = 24
 """Maximum number of characters of a name beside a plot; tables show the whole name."""
@@ -25,8 +25,7 @@ def page(report: ReportData) -> str:
     sections = [_heading(report), _tiles(report)]
     if report.messages:
         sections += [_over_time(report), _busiest(report), _sizes(report), _gaps(report)]
-    sections.append(_server(report.server))
-    sections.append(_footer(report))
+    sections += [_server(report.server), _footer(report)]
     return _PAGE.format(style=_STYLE, body="\n".join(sections))
 
 
@@ -55,23 +54,23 @@ def _heading(report: ReportData) -> str:
 
 def _tiles(report: ReportData) -> str:
     tiles = [
-        ("messages", words.short(report.messages), words.number(report.messages)),
-        ("bytes", size(report.bytes), f"{words.number(report.bytes)} bytes of payload"),
-        ("topics", words.short(report.topics_in_all), words.number(report.topics_in_all)),
+        ("messages", words.short(report.messages), f"{report.messages:,}"),
+        ("bytes", size(report.bytes), f"{report.bytes:,} bytes of payload"),
+        ("topics", words.short(report.topics_in_all), f"{report.topics_in_all:,}"),
     ]
     if report.messages:
         peak = max(_totals(report, "messages_over_time"))
         rate = peak * 1000 / report.bucket_ms
-        per = f"{words.number(peak)} messages in {words.bucket(report.bucket_ms)}"
+        per = f"{peak:,} messages in {words.bucket(report.bucket_ms)}"
         tiles.append(("at the busiest", f"{words.short(rate)}/s", per))
         mean = report.bytes / report.messages
         tiles.append(("mean size", size(mean), f"{mean:,.1f} bytes"))
     if report.server is not None:
         server = report.server
         lag = sum(reader.lag_records for reader in server.readers)
-        tiles.append(("records not read yet", words.short(lag), words.number(lag)))
+        tiles.append(("records not read yet", words.short(lag), f"{lag:,}"))
         refused = server.duplicates_refused
-        tiles.append(("duplicates refused", words.short(refused), words.number(refused)))
+        tiles.append(("duplicates refused", words.short(refused), f"{refused:,}"))
     cells = "".join(
         f'<div class="tile" title="{title}"><b>{value}</b><span>{label}</span></div>'
         for label, value, title in tiles
@@ -95,37 +94,25 @@ def _over_time(report: ReportData) -> str:
     messages, sizes = _totals(report, "messages_over_time"), _totals(report, "bytes_over_time")
     starts = [over.start_ms + point * over.width_ms for point in range(over.points)]
     moments = [words.moment(ms, over.width_ms) for ms in starts]
-    titles = [
-        f"{when}: {counted(count, 'message')}, {size(held)}"
-        for when, count, held in zip(moments, messages, sizes, strict=True)
-    ]
+    points = list(zip(moments, messages, sizes, strict=True))
+    titles = [f"{when}: {counted(count, 'message')}, {size(held)}" for when, count, held in points]
     busiest = max(range(over.points), key=messages.__getitem__)
     bucket = words.bucket(over.width_ms)
     sentence = (
         f"Each step is {bucket}. The busiest began at {moments[busiest]}, with "
-        f"{counted(messages[busiest], 'message')} "
-        f"({size(sizes[busiest])})."
+        f"{counted(messages[busiest], 'message')} ({size(sizes[busiest])})."
     )
-    rows = [
-        [when, words.number(count), size(held)]
-        for when, count, held in zip(moments, messages, sizes, strict=True)
-        if count
-    ]
-    plots = [
-        f"<h3>{what} per {bucket}</h3>"
-        + svg.stacked(
-            _layers(report, field), titles, over, binary=binary, label=f"{what} over time"
-        )
-        for what, field, binary in (
-            ("Messages", "messages_over_time", False),
-            ("Bytes", "bytes_over_time", True),
-        )
-    ]
+    plots = ""
+    for what, field in (("Messages", "messages_over_time"), ("Bytes", "bytes_over_time")):
+        layers, label = _layers(report, field), f"{what} over time"
+        plot = svg.stacked(layers, titles, over, binary=what == "Bytes", label=label)
+        plots += f"<h3>{what} per {bucket}</h3>{plot}"
+    rows = [[when, f"{count:,}", size(held)] for when, count, held in points if count]
+    numbers = _table(("from (UTC)", ">messages", ">bytes"), rows)
     return _section(
         "Over time",
-        f"<p>{sentence}</p>"
-        f'<div class="legend">{"".join(legend)}</div>{"".join(plots)}'
-        + _numbers(("from (UTC)", ">messages", ">bytes"), rows),
+        f'<p>{sentence}</p><div class="legend">{"".join(legend)}</div>{plots}'
+        f"<details><summary>The numbers</summary>{numbers}</details>",
     )
 
 
@@ -177,8 +164,8 @@ def _busiest(report: ReportData) -> str:
         )
     rows = [
         [
-            _topic_cell(line, report),
-            f"{words.number(line.messages)}{svg.bar(line.messages, most)}",
+            words.name(line.name) or f"<em>{counted(report.others_in_all, 'other topic')}</em>",
+            f"{line.messages:,}{svg.bar(line.messages, most)}",
             size(line.bytes),
             size(line.bytes / max(line.messages, 1)),
             svg.spark(line.messages_over_time, "messages over time"),
@@ -193,10 +180,6 @@ def _busiest(report: ReportData) -> str:
     )
 
 
-def _topic_cell(line: Line, report: ReportData) -> str:
-    return words.name(line.name) or f"<em>{counted(report.others_in_all, 'other topic')}</em>"
-
-
 def _share(part: int, whole: int) -> str:
     percent = 100 * part / whole if whole else 0
     if 0 < percent < 0.05:
@@ -209,27 +192,19 @@ def _share(part: int, whole: int) -> str:
 
 def _sizes(report: ReportData) -> str:
     most = max(report.sizes, key=lambda bar: bar.count)
-    means = (
-        " Messages that were stored together count with their mean size: the log's index knows no other."
-        if report.sizes_are_means
-        else ""
-    )
-    sentence = (
-        f"The commonest size is {_size_range(most)}: {_share(most.count, report.messages)} of all messages."
-        f"{means}"
-    )
-    bars = [
-        (
-            words.bound(bar.least).replace(" ", "\u00a0"),
-            bar.count,
-            f"{_size_range(bar)}: {counted(bar.count, 'message')}",
+    share = _share(most.count, report.messages)
+    sentence = f"The commonest size is {_size_range(most)}: {share} of all messages."
+    if report.sizes_are_means:
+        sentence += (
+            " Messages that were stored together count with their mean size: "
+            "the log's index knows no other."
         )
-        for bar in report.sizes
-    ]
-    rows = [
-        [_size_range(bar), words.number(bar.count), _share(bar.count, report.messages)]
-        for bar in report.sizes
-    ]
+    bars, rows = [], []
+    for bar in report.sizes:
+        held = _size_range(bar)
+        label = words.bound(bar.least).replace(" ", "\u00a0")
+        bars.append((label, bar.count, f"{held}: {counted(bar.count, 'message')}"))
+        rows.append([held, f"{bar.count:,}", _share(bar.count, report.messages)])
     return _section(
         "How large messages are",
         f'<p>{sentence}</p><div class="two">{svg.columns(bars, "messages by size")}'
@@ -315,9 +290,7 @@ def _server(server: ServerSeen | None) -> str:
             "channels, and how many duplicates were refused is not known. Name a server with "
             "<code>--http</code>.</p>",
         )
-    return "\n".join(
-        [_readers(server), _channels(server.channels, server), _duplicates(server)],
-    )
+    return "\n".join([_readers(server), _channels(server), _duplicates(server)])
 
 
 def _readers(server: ServerSeen) -> str:
@@ -340,11 +313,11 @@ def _readers(server: ServerSeen) -> str:
     rows = [
         [
             words.name(reader.name),
-            f"{words.number(reader.lag_records)}{svg.bar(reader.lag_records, most)}",
+            f"{reader.lag_records:,}{svg.bar(reader.lag_records, most)}",
             size(reader.lag_bytes),
-            words.number(reader.topics),
+            f"{reader.topics:,}",
             words.name(reader.slowest_topic) if reader.lag_records else "",
-            words.number(reader.gone_records),
+            f"{reader.gone_records:,}",
             words.moment(reader.moved_ms),
         ]
         for reader in server.readers
@@ -357,11 +330,12 @@ def _readers(server: ServerSeen) -> str:
     )
 
 
-def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
+def _channels(server: ServerSeen) -> str:
+    seen = server.channels
     tiles = [
         ("times trimmed", server.channels_trimmed, "since the server's start"),
         ("logs destroyed", server.channels_destroyed, "since the server's start"),
-        ("channels now", seen.channels, f"{words.number(seen.with_log)} of them have a log"),
+        ("channels now", seen.channels, f"{seen.with_log:,} of them have a log"),
         ("to be destroyed", seen.scheduled, "nobody is there any more"),
     ]
     cells = "".join(
@@ -374,8 +348,8 @@ def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
     sentence = (
         f"{counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
         f"{', and others that were not looked at' if seen.more else ''}: "
-        f"{words.number(seen.trimmed)} with a log of which the beginning is trimmed, as everyone has it, "
-        f"{words.number(seen.destroyed)} whose log is destroyed. What is left are "
+        f"{seen.trimmed:,} with a log of which the beginning is trimmed, as everyone has it, "
+        f"{seen.destroyed:,} whose log is destroyed. What is left are "
         f"{counted(seen.messages, 'message')} ({size(seen.bytes)})."
     )
     slow = [member for member in seen.members if member.lag_messages or member.missed_messages]
@@ -388,8 +362,8 @@ def _channels(seen: ChannelsSeen, server: ServerSeen) -> str:
                 words.name(member.processor),
                 words.name(member.channel),
                 "here" if member.present else "away",
-                f"{words.number(member.lag_messages)}{svg.bar(member.lag_messages, most)}",
-                words.number(member.missed_messages),
+                f"{member.lag_messages:,}{svg.bar(member.lag_messages, most)}",
+                f"{member.missed_messages:,}",
             ]
             for member in slow
         ]
@@ -442,11 +416,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _numbers(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Make a table that is collapsed until the reader opens it."""
-    return f"<details><summary>The numbers</summary>{_table(heads, rows)}</details>"
-
-
 def _more(left: int, noun: str) -> str:
     return f"<p>And {counted(left, f'other {noun}')}.</p>" if left > 0 else ""
 
@@ -472,13 +441,7 @@ _PAGE = """<!doctype html>
 # Style sheet: colours for light and dark mode, and the layout
 
 
-def _rules(prefix: str, what: str) -> Iterator[str]:
-    for number in range(COLOURS):
-        yield f".{prefix}{number}{{{what}:var(--c{number})}}"
-    yield f".{prefix}rest{{{what}:var(--rest)}}"
-
-
-_SHEET = """
+_STYLE = """
 :root{color-scheme:light dark;--page:#f4f4f1;--card:#fff;--ink:#1b1b19;--soft:#5f5e58;--line:#e4e3dd;
 --hover:#0000000f;--track:#f0efea;--mark:#c2352f;--c0:#2a78d6;--c1:#eb6834;--c2:#1baf7a;--c3:#eda100;
 --c4:#e87ba4;--c5:#4a3aa7;--rest:#b9b8b0}
@@ -535,6 +498,8 @@ details .wide{max-height:320px;overflow:auto}
 footer{margin-top:20px;font-size:13px}
 code{font:13px ui-monospace,SFMono-Regular,Menlo,Consolas,monospace}
 @media print{body{background:#fff}section,.tile{break-inside:avoid}}
+.c0{fill:var(--c0)}.c1{fill:var(--c1)}.c2{fill:var(--c2)}.c3{fill:var(--c3)}.c4{fill:var(--c4)}
+.c5{fill:var(--c5)}.crest{fill:var(--rest)}
+.b0{background:var(--c0)}.b1{background:var(--c1)}.b2{background:var(--c2)}.b3{background:var(--c3)}
+.b4{background:var(--c4)}.b5{background:var(--c5)}.brest{background:var(--rest)}
 """
-
-_STYLE = _SHEET + "".join([*_rules("c", "fill"), *_rules("b", "background")])

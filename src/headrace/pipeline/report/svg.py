@@ -6,7 +6,7 @@ it without a script. Callers must escape labels.
 
 import math
 from collections.abc import Callable, Sequence
-from itertools import accumulate
+from itertools import cycle, groupby
 from typing import NamedTuple
 
 from headrace.pipeline.report import words
@@ -15,25 +15,15 @@ WIDTH = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 10, 26
 _STRIP, _STRIP_LEFT = 20, 190
 _LEVELS = 5
-_TICKS_MS = (
-    *(
-        100,
-        200,
-        500,
-        1_000,
-        2_000,
-        5_000,
-        10_000,
-        15_000,
-        30_000,
-        60_000,
-        120_000,
-        300_000,
-        600_000,
-    ),
-    *(900_000, 1_800_000, 3_600_000, 7_200_000, 10_800_000, 21_600_000, 43_200_000, 86_400_000),
-    *(172_800_000, 604_800_000, 2_419_200_000, 7_257_600_000, 29_030_400_000, 290_304_000_000),
-)
+_TICKS = {
+    100: (1, 2, 5),
+    1_000: (1, 2, 5, 10, 15, 30),
+    60_000: (1, 2, 5, 10, 15, 30),
+    3_600_000: (1, 2, 3, 6, 12),
+    86_400_000: (1, 2, 7, 28, 84, 336, 3360),
+}
+"""Distances of ticks on the axis of time, as multiples of units of so many milliseconds."""
+_TICKS_MS = [unit_ms * count for unit_ms, counts in _TICKS.items() for count in counts]
 
 
 Place = Callable[[float], float]
@@ -148,8 +138,6 @@ def spark(values: Sequence[int], label: str) -> str:
 
 
 class Silence(NamedTuple):
-    """Time without messages."""
-
     start_ms: int
     end_ms: int
     title: str
@@ -167,13 +155,11 @@ def strips(rows: Sequence[Strip], over: Over, label: str) -> str:
     parts = _time_axis(over, len(rows) * _STRIP + 4, _STRIP_LEFT)
     for number, row in enumerate(rows):
         top = number * _STRIP + 4
-        parts.append(
-            f'<text class="name end" x="{_STRIP_LEFT - 10}" y="{top + 13}">{row.label}</text>'
-        )
-        parts.append(
-            f'<path class="track" d="M{_STRIP_LEFT} {top}H{WIDTH - _RIGHT}v{_STRIP - 5}'
-            f'H{_STRIP_LEFT}z"/>'
-        )
+        track = f"M{_STRIP_LEFT} {top}H{WIDTH - _RIGHT}v{_STRIP - 5}H{_STRIP_LEFT}z"
+        parts += [
+            f'<text class="name end" x="{_STRIP_LEFT - 10}" y="{top + 13}">{row.label}</text>',
+            f'<path class="track" d="{track}"/>',
+        ]
         parts += _levels(row.values, over, top)
         if row.silence is not None:
             begin, end, title = row.silence
@@ -190,19 +176,15 @@ def _levels(values: Sequence[int], over: Over, top: float) -> list[str]:
     """Draw one path for all buckets of the same darkness; join neighbours."""
     most = max(values, default=0)
     found: list[list[str]] = [[] for _ in range(_LEVELS)]
-    begin = 0
     levels = [
-        0 if not value else 1 + min(int(_LEVELS * (value / most) ** 0.5), _LEVELS - 1)
+        min(int(_LEVELS * (value / most) ** 0.5), _LEVELS - 1) if value else None
         for value in values
     ]
-    for point, level in enumerate([*levels, -1]):
-        if point and level != levels[point - 1]:
-            if levels[point - 1]:
-                left, right = over.x(begin, _STRIP_LEFT), over.x(point, _STRIP_LEFT)
-                found[levels[point - 1] - 1].append(
-                    f"M{left:.1f} {top}H{right:.1f}v{_STRIP - 5}H{left:.1f}z"
-                )
-            begin = point
+    for level, neighbours in groupby(range(len(levels)), levels.__getitem__):
+        if level is not None:
+            points = list(neighbours)
+            left, right = over.x(points[0], _STRIP_LEFT), over.x(points[-1] + 1, _STRIP_LEFT)
+            found[level].append(f"M{left:.1f} {top}H{right:.1f}v{_STRIP - 5}H{left:.1f}z")
     return [
         f'<path class="c0" opacity="{0.2 + 0.8 * level / (_LEVELS - 1):.2f}" d="{"".join(paths)}"/>'
         for level, paths in enumerate(found)
@@ -213,18 +195,13 @@ def _levels(values: Sequence[int], over: Over, top: float) -> list[str]:
 def _area(below: Sequence[int], above: Sequence[int], x: Place, y: Place) -> str:
     """Return the path of the area between two stepped lines, where they differ."""
     path = []
-    point = 0
-    while point < len(above):
-        if above[point] == below[point]:
-            point += 1
-            continue
-        first = point
-        while point < len(above) and above[point] > below[point]:
-            point += 1
-        path.append(f"M{x(first):.1f} {y(below[first]):.1f}")
-        path += [f"V{y(above[at]):.1f}H{x(at + 1):.1f}" for at in range(first, point)]
-        path += [f"V{y(below[at]):.1f}H{x(at):.1f}" for at in range(point - 1, first - 1, -1)]
-        path.append("z")
+    for is_area, neighbours in groupby(range(len(above)), lambda at: above[at] > below[at]):
+        if is_area:
+            points = list(neighbours)
+            path.append(f"M{x(points[0]):.1f} {y(below[points[0]]):.1f}")
+            path += [f"V{y(above[at]):.1f}H{x(at + 1):.1f}" for at in points]
+            path += [f"V{y(below[at]):.1f}H{x(at):.1f}" for at in reversed(points)]
+            path.append("z")
     return "".join(path)
 
 
@@ -246,17 +223,11 @@ def _time_axis(over: Over, bottom: float, left: float) -> list[str]:
 def _scale(top: int, *, binary: bool) -> list[float]:
     """Return round numbers from 0 to at least `top`."""
     step = 1.0
-    if binary:
-        while step * 5 < top:
-            step *= 2
-    else:
-        factors = (2, 2.5, 2)
-        number = 0
-        while step * 5 < top:
-            step *= factors[number % 3]
-            number += 1
+    factors = cycle([2] if binary else [2, 2.5, 2])
+    while step * 5 < top:
+        step *= next(factors)
     count = max(1, -(-top // int(step)))
-    return list(accumulate([step] * count, initial=0.0))
+    return [step * number for number in range(count + 1)]
 
 
 def _wide(plot: str) -> str:

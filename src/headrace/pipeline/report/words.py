@@ -5,8 +5,10 @@ from datetime import UTC, datetime
 
 from headrace.printing import size
 
-_SPANS_MS = (*(("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000)),)
+_SPANS_MS = (("day", 86_400_000), ("hour", 3_600_000), ("minute", 60_000), ("second", 1000))
 _SHORT = {"day": "d", "hour": "h", "minute": "min", "second": "s"}
+_LARGE = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+"""Least value that is written in a unit, the unit, and its letter."""
 
 
 def name(text: str) -> str:
@@ -14,18 +16,9 @@ def name(text: str) -> str:
     return html.escape(text if text.isprintable() else repr(text))
 
 
-def number(value: int) -> str:
-    return f"{value:,}"
-
-
 def short(value: float) -> str:
     """Format a number with three digits, which are enough for a plot."""
-    for least, unit, letter in (
-        (1e12, 1e12, "T"),
-        (1e9, 1e9, "G"),
-        (1e6, 1e6, "M"),
-        (1e4, 1e3, "k"),
-    ):
+    for least, unit, letter in _LARGE:
         # A value that is rounded to a thousand of a unit becomes one of the next unit.
         if value >= least * 0.9995:
             scaled = value / unit
@@ -75,9 +68,8 @@ def moment(ms: int, width_ms: int = 1000) -> str:
         return f"{when:%Y-%m-%d}"
     if width_ms >= 60_000:
         return f"{when:%Y-%m-%d %H:%M}"
-    if width_ms >= 1000:
-        return f"{when:%Y-%m-%d %H:%M:%S}"
-    return f"{when:%Y-%m-%d %H:%M:%S}.{when.microsecond // 100_000}"
+    tenths = "" if width_ms >= 1000 else f".{when.microsecond // 100_000}"
+    return f"{when:%Y-%m-%d %H:%M:%S}{tenths}"
 
 
 def tick(ms: int, step_ms: int) -> str:
