@@ -5,7 +5,7 @@ Requests come in here, and each is handled by one part. A message goes through t
     Sending ──commit──▶ Receiving ──acknowledgement──▶ LogTrimming ──▶ States ──commit──▶ the log is shorter
 
 A server has very many channels. So a channel is one small object, and the parts exist once for all channels:
-they get the channel as an argument, and everything else that they need in their constructors.
+they get the channel as an argument, and everything else that they need from the hub.
 
 Data that must be durable is one change of the store, and the request is answered when the change is
 committed. The state in memory is ahead of the commits; this is safe because commits are made in the order of
@@ -19,6 +19,7 @@ start that is about to move.
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,17 +27,13 @@ from headrace.broker.channel import notes
 from headrace.broker.channel.member import Batch, Member, MemberConnection, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note, Topic
 from headrace.model import CHANNEL_PREFIX, Position
 from headrace.payload.channel import Content, StoredMessage
 from headrace.payload.reducers import Reducer
 
 if TYPE_CHECKING:
-    from headrace.broker.channel.membership import Membership
-    from headrace.broker.channel.receiving import Receiving
-    from headrace.broker.channel.sending import Sending
-    from headrace.broker.channel.snapshots import States
-    from headrace.broker.channel.trimming import LogTrimming
+    from headrace.broker.channel.hub import Channels
 
 Done = Callable[[], None]
 Loaded = Callable[[StoredSnapshot | None], None]
@@ -102,67 +99,43 @@ class JoinRequest(NamedTuple):
         return self.subscriber is not None and self.subscriber.is_gone
 
 
-class ChannelParts(NamedTuple):
-    """The parts that handle the requests of all channels, and what channels themselves need."""
-
-    store: Store
-    sending: "Sending"
-    receiving: "Receiving"
-    membership: "Membership"
-    states: "States"
-    trimming: "LogTrimming"
-    rest: "Callable[[Channel], None]"
-    """Drops a channel from memory if it is idle."""
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class Channel:
-    __slots__ = (
-        "_held",
-        "_in_flight",
-        "_is_releasing",
-        "_parts",
-        "end_offset",
-        "end_ordinal",
-        "is_busy",
-        "members",
-        "name",
-        "present",
-        "rule",
-        "schedule",
-        "topic",
-        "trouble",
-        "waiters",
-    )
+    name: str
+    rule: ChannelRule
+    _hub: "Channels"
+    topic: Topic = field(init=False)
+    end_offset: int = field(init=False)
+    end_ordinal: int = field(init=False)
+    """End of the log once all messages sent so far are committed. Only `Sending` moves it."""
+    members: dict[str, Member] = field(init=False)
+    present: int = 0
+    """Number of members that are present."""
+    schedule: Note | None = field(init=False)
+    """Note with the time when the log is destroyed; without a time, an operator keeps the log."""
+    is_busy: bool = False
+    """True while a job is running."""
+    trouble: str = ""
+    """Reason why the last trim failed."""
+    _held: list[Done] | None = None
+    """Calls that wait until the job is done."""
+    _is_releasing: bool = False
+    in_flight: int = 0
+    """Number of changes that are not committed."""
+    waiters: list[Done] | None = None
+    """Callbacks of requests that wait for a message."""
 
-    def __init__(self, name: str, rule: ChannelRule, parts: ChannelParts) -> None:
-        store = parts.store
-        self.name = name
-        self.rule = rule
-        self._parts = parts
-        self.topic = store.topic(CHANNEL_PREFIX + name)
+    def __post_init__(self) -> None:
+        store = self._hub.store
+        self.topic = store.topic(CHANNEL_PREFIX + self.name)
         self.end_offset, self.end_ordinal = self.topic.end_offset, self.topic.end_ordinal
-        """End of the log once all messages sent so far are committed. Only `Sending` moves it."""
-        self.members = {member.name: member for member in notes.read_members(store, name)}
-        self.present = 0
-        """Number of members that are present."""
-        self.schedule = notes.read_schedule(store, name)
-        """Note with the time when the log is destroyed; without a time, an operator keeps the log."""
-        self.is_busy = False
-        """True while a job is running."""
-        self.trouble = ""
-        """Reason why the last trim failed."""
-        self._held: list[Done] | None = None
-        """Calls that wait until the job is done."""
-        self._is_releasing = False
-        self._in_flight = 0
-        """Number of changes that are not committed."""
-        self.waiters: list[Done] | None = None
-        """Callbacks of requests that wait for a message."""
+        self.members = {member.name: member for member in notes.read_members(store, self.name)}
+        self.schedule = notes.read_schedule(store, self.name)
 
     @property
     def is_idle(self) -> bool:
         """True if everything about the channel is on disk, and no member is present and no call waits."""
-        is_used = self.present or self.is_busy or self._in_flight or self._held or self.waiters
+        is_used = self.present or self.is_busy or self.in_flight or self._held or self.waiters
         return not (is_used or self.trouble)
 
     # Requests of members
@@ -184,7 +157,7 @@ class Channel:
         included. If the origin is an offset that the log still has, the connection gets every message after
         that offset instead. No cursor is moved. `lease_ms` shortens the channel's lease.
         """
-        self._parts.membership.join(
+        self._hub.membership.join(
             JoinRequest(self, processor, subscriber, receive, answer, refuse, origin, lease_ms)
         )
 
@@ -197,54 +170,54 @@ class Channel:
         forget: bool = False,
     ) -> None:
         """End a membership. `by`: the connection that asks for it, if any. `forget`: drop the number too."""
-        self._parts.membership.leave(self, processor, answer, by, forget=forget)
+        self._hub.membership.leave(self, processor, answer, by, forget=forget)
 
     def gone(self, processor: str, subscriber: MemberConnection) -> None:
         """Handle the end of a member's connection."""
-        self._parts.membership.gone(self, processor, subscriber)
+        self._hub.membership.gone(self, processor, subscriber)
 
     def request(self, processor: str, *, at_cursor: bool = True) -> Member:
         """Return the member that makes a request without a connection. Raises ChannelError if it must join.
 
         `at_cursor`: the request needs the messages after the member's cursor.
         """
-        return self._parts.membership.request(self, processor, at_cursor=at_cursor)
+        return self._hub.membership.request(self, processor, at_cursor=at_cursor)
 
     def send(
         self, member: Member, number: int, content: Content, answer: Callable[[Accepted], None]
     ) -> None:
         """Store a message unless its number is stored already. Raises ChannelError."""
-        self._parts.sending.send(self, member, number, content, answer)
+        self._hub.sending.send(self, member, number, content, answer)
 
     def send_batch(self, messages: Sequence[StoredMessage], note: Note, done: Done) -> None:
         """Store the new messages of a batch in one commit with a note."""
-        self._parts.sending.send_batch(self, messages, note, done)
+        self._hub.sending.send_batch(self, messages, note, done)
 
     def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
         """Answer with pending messages. They stay pending until they are acknowledged."""
-        self._parts.receiving.fetch(self, member, messages_max, answer)
+        self._hub.receiving.fetch(self, member, messages_max, answer)
 
     def fetch_from(
         self, offset: int, messages_max: int, answer: Callable[[Batch], None], refuse: Refuse
     ) -> None:
         """Answer with messages after an offset, from all senders. This moves no cursor."""
-        self._parts.receiving.fetch_from(self, offset, messages_max, answer, refuse)
+        self._hub.receiving.fetch_from(self, offset, messages_max, answer, refuse)
 
     def go_on(self, member: Member) -> None:
         """Push or signal pending messages to a member whose connection has room again."""
-        self._parts.receiving.go_on(self, member)
+        self._hub.receiving.go_on(self, member)
 
     def ack(
         self, member: Member, offset: int, answer: Callable[[int], None], refuse: Refuse
     ) -> None:
         """Move a member's cursor past the message that ends at `offset`; `answer` gets the durable cursor."""
-        self._parts.receiving.ack(self, member, offset, answer, refuse)
+        self._hub.receiving.ack(self, member, offset, answer, refuse)
 
     def upload(
         self, offset: int, content: Content, answer: Callable[[int], None], refuse: Refuse
     ) -> None:
         """Store a state that a processor has computed. Raises ChannelError."""
-        self._parts.states.upload(self, offset, content, answer, refuse)
+        self._hub.states.upload(self, offset, content, answer, refuse)
 
     def wait(self, tell: Done) -> None:
         """Call `tell` when the next message has come."""
@@ -266,7 +239,7 @@ class Channel:
 
     def load_snapshot(self, done: Loaded, failed: Failed) -> None:
         """Load the stored snapshot, without the messages after it."""
-        self._parts.states.load(self, done, failed)
+        self._hub.states.load(self, done, failed)
 
     def keep(self, answer: Callable[[bool], None]) -> None:
         """Cancel the destruction of the log; `answer` gets True if one was planned."""
@@ -279,7 +252,7 @@ class Channel:
 
     def destroy(self, answer: Done, refuse: Failed) -> None:
         """Destroy the log, the snapshot and every membership. Senders' numbers are kept."""
-        self._parts.trimming.destroy(self, answer, refuse)
+        self._hub.trimming.destroy(self, answer, refuse)
 
     # Planned destruction
 
@@ -315,17 +288,13 @@ class Channel:
             self._is_releasing = False
         if not self._held:
             self._held = None
-        self._parts.rest(self)
+        self._hub.rest(self)
 
     # Commits
 
-    @property
-    def has_unwritten(self) -> bool:
-        return self._in_flight > 0
-
     def after_changes(self, do: Done) -> None:
         """Call `do` when all changes so far are durable."""
-        if self._in_flight:
+        if self.in_flight:
             self.write([], do)
         else:
             do()
@@ -340,8 +309,8 @@ class Channel:
         destroy: bool = False,
     ) -> None:
         """Write notes and records, and trim or destroy the log, in one commit; `done`: it is durable."""
-        self._in_flight += 1
-        self._parts.store.change(
+        self.in_flight += 1
+        self._hub.store.change(
             self.topic,
             records=records,
             notes=changed,
@@ -351,10 +320,10 @@ class Channel:
         )
 
     def _changed(self, done: Done) -> None:
-        self._in_flight -= 1
+        self.in_flight -= 1
         done()
         if not self.present:
-            self._parts.rest(self)
+            self._hub.rest(self)
 
 
 class Clock:
@@ -418,9 +387,20 @@ class Agenda:
             self._failed = {}
 
 
-def warm(runner: Runner, cold: ColdError, then: Done) -> None:
-    """Read from the disk in a thread, then try again."""
-    runner.background(cold.warm, lambda _: then())
+class Part:
+    """Base of the parts that handle the requests of all channels."""
+
+    def __init__(self, hub: "Channels") -> None:
+        self._hub = hub
+        self._store = hub.store
+        self._runner = hub.runner
+        self._clock = hub.clock
+        self._agenda = hub.agenda
+        self._leases = hub.leases
+
+    def _warm(self, cold: ColdError, then: Done) -> None:
+        """Read from the disk in a thread, then try again."""
+        self._runner.background(cold.warm, lambda _: then())
 
 
 def nothing() -> None:

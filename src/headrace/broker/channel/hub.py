@@ -4,7 +4,8 @@ A channel is in memory while a member is present or work is in progress. Otherwi
 when it is needed. Idle channels cost no time: the store finds the notes that are due.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from heapq import merge
 from itertools import groupby, islice
 from typing import Any
@@ -13,11 +14,11 @@ from headrace.broker.channel import notes
 from headrace.broker.channel.channel import (
     Agenda,
     Channel,
-    ChannelParts,
     ChannelRule,
     Clock,
     Failed,
     Loaded,
+    Part,
     nothing,
 )
 from headrace.broker.channel.member import Member, MemberConnection, Standing
@@ -25,7 +26,7 @@ from headrace.broker.channel.membership import Leases, Membership
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.receiving import Receiving
 from headrace.broker.channel.sending import Sending
-from headrace.broker.channel.snapshots import Older, Snapshots, States
+from headrace.broker.channel.snapshots import Older, RecentStates, Snapshots, States
 from headrace.broker.channel.trimming import LogTrimming
 from headrace.errors import BadTopicNameError, ChannelError
 from headrace.log.store import Appended, Note, Runner, Store, waited_for
@@ -75,52 +76,37 @@ class Channels:
         `count` is called with the name of a counter to increment it.
         """
         self.store = store
+        self.runner = runner
+        self.snapshots = snapshots
         self.rule = rule
-        self._runner = runner
         self.clock_ms = clock_ms
-        self.elapsed_ms = elapsed_ms
+        self.members_max = members_max
+        self.remember_ms = remember_ms
+        self.snapshot_age_ms = snapshot_age_ms
+        self.count = count
+        self.clock = Clock(clock_ms)
+        self.agenda = Agenda(elapsed_ms)
+        self.leases = Leases(self.clock, remember_ms)
+        self.recent = RecentStates()
+        self.sending = Sending(self)
+        self.receiving = Receiving(self)
+        self.membership = Membership(self)
+        self.states = States(self)
+        self.trimming = LogTrimming(self)
+        self.report = ChannelReport(self)
+        self._elapsed_ms = elapsed_ms
         self._look_ms = look_ms
-        self._clock = clock = Clock(clock_ms)
-        self._agenda = agenda = Agenda(elapsed_ms)
-        leases = Leases(clock, remember_ms)
-        states = States(store, runner, snapshots, clock, agenda)
-        receiving = Receiving(store, runner, clock, leases, agenda)
-        trimming = LogTrimming(
-            store,
-            clock,
-            leases,
-            states,
-            agenda,
-            remember_ms=remember_ms,
-            snapshot_age_ms=snapshot_age_ms,
-            count=count,
-        )
-        self.parts = ChannelParts(
-            store=store,
-            sending=Sending(store, runner, clock, leases, count),
-            receiving=receiving,
-            membership=Membership(
-                store,
-                runner,
-                clock,
-                leases,
-                states,
-                agenda,
-                members_max=members_max,
-                go_on=receiving.go_on,
-            ),
-            states=states,
-            trimming=trimming,
-            rest=self.rest,
-        )
-        self.report = ChannelReport(store, leases, trimming)
-        self._expiry = _Expiry(self, snapshots, snapshot_age_ms) if snapshot_age_ms else None
         self._known: dict[str, Channel] = {}
         self._is_trimming = False
         self._trimmed_ms = elapsed_ms() - look_ms
         self._swept: str | None = ""
         """Last topic that the sweep after a start has handled; None when the sweep is complete."""
-        self._sweep_ms = clock.now_ms
+        self._sweep_ms = self.clock.now_ms
+        self._is_expiring = False
+        self._expired = ""
+        """Last channel whose snapshot this round has checked."""
+        self._expiry_ms = elapsed_ms()
+        """Time by `elapsed_ms` when the next round begins."""
 
     def reload(self) -> None:
         """Update the rules of the channels in memory after the settings have changed."""
@@ -132,16 +118,16 @@ class Channels:
         channel = self._known.get(name)
         if channel is None:
             check_channel_name(name)
-            channel = self._known[name] = Channel(name, self.rule(name), self.parts)
+            channel = self._known[name] = Channel(name, self.rule(name), self)
         return channel
 
     def rest(self, channel: Channel) -> None:
         """Drop a channel from memory if everything about it is on disk."""
-        is_over = channel.is_idle and channel not in self._agenda.changed
+        is_over = channel.is_idle and channel not in self.agenda.changed
         # Another object for the same channel may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
-            self.parts.states.recent.drop(channel)
+            self.recent.drop(channel)
             self.store.forget(channel.topic)
 
     # Calls from the broker and the server
@@ -150,11 +136,11 @@ class Channels:
         """Pass new records to their channel if it is in memory."""
         channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
         if channel is not None:
-            self.parts.receiving.committed(channel, one)
+            self.receiving.committed(channel, one)
 
     def load_snapshot(self, name: str, done: Loaded, failed: Failed) -> None:
         """Load the present state for a caller outside the channel; `done` gets it when it is durable."""
-        self.parts.states.show(self.get(name), done, failed)
+        self.states.show(self.get(name), done, failed)
 
     def lost(
         self, subscriber: MemberConnection, processor: str, joined: Mapping[str, Channel]
@@ -163,30 +149,26 @@ class Channels:
 
         Each step handles a few channels, so that other work does not wait for thousands.
         """
-        rest = iter(list(joined.values()))
 
-        def some() -> None:
-            for channel in islice(rest, _LOOKED_AT_ONCE):
+        def some(channels: Sequence[Channel]) -> None:
+            for channel in channels[:_LOOKED_AT_ONCE]:
                 channel.gone(processor, subscriber)
                 self.rest(channel)
-            following = next(rest, None)
-            if following is not None:
-                following.gone(processor, subscriber)
-                self.rest(following)
-                self._runner.soon(some)
+            if rest := channels[_LOOKED_AT_ONCE:]:
+                self.runner.soon(partial(some, rest))
 
-        some()
+        some(list(joined.values()))
 
     def readers_moved(self, topics: Iterable[str]) -> None:
         """Look at channels soon whose trimming may have waited for the cursors that moved in these topics."""
         for topic in topics:
             name = topic.removeprefix(CHANNEL_PREFIX)
             if name and name != topic and self.rule(name).wait_for:
-                self._agenda.trim_soon(self.get(name))
+                self.agenda.trim_soon(self.get(name))
 
     def went_back(self) -> None:
         """Correct times that lie in the future, channel by channel, after the clock was set back."""
-        clock = self._clock
+        clock = self.clock
         self._swept = ""
         self._sweep_ms = clock.now_ms = clock.started_ms = clock.read_ms()
 
@@ -194,21 +176,21 @@ class Channels:
 
     def tick(self) -> None:
         """Do the work that is due; called a few times a second."""
-        now_ms = self._clock.now_ms = self._clock.read_ms()
-        elapsed_ms = self.elapsed_ms()
-        for channel, processor in self._agenda.take_absent():
-            self.parts.membership.stopped_polling(channel, processor)
+        now_ms = self.clock.now_ms = self.clock.read_ms()
+        elapsed_ms = self._elapsed_ms()
+        for channel, processor in self.agenda.take_absent():
+            self.membership.stopped_polling(channel, processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
             self._due(note, now_ms)
-        self._agenda.take_retries()
-        changed = self._agenda.changed
+        self.agenda.take_retries()
+        changed = self.agenda.changed
         if changed and not self._is_trimming and elapsed_ms - self._trimmed_ms >= self._look_ms:
             self._is_trimming, self._trimmed_ms = True, elapsed_ms
             self._trim(iter(list(changed)))
         self._sweep()
-        if self._expiry is not None:
-            self._expiry.tick()
+        if self.snapshot_age_ms and not self._is_expiring and elapsed_ms >= self._expiry_ms:
+            self._expire()
 
     def _trim(self, changed: Iterator[Channel]) -> None:
         """Trim or destroy changed channels, each once between two ticks.
@@ -217,12 +199,12 @@ class Channels:
         """
         some = list(islice(changed, _LOOKED_AT_ONCE))
         for channel in some:
-            del self._agenda.changed[channel]
-            self.parts.trimming.look(channel, self._clock.now_ms)
+            del self.agenda.changed[channel]
+            self.trimming.look(channel, self.clock.now_ms)
             self.rest(channel)
         self._is_trimming = bool(some)
         if some:
-            self._runner.soon(lambda: self._trim(changed))
+            self.runner.soon(lambda: self._trim(changed))
 
     def _due(self, note: Note, now_ms: int) -> None:
         name, processor = notes.channel_of(note.key)
@@ -231,18 +213,12 @@ class Channels:
         if kind == notes.MEMBER:
             member = channel.members.get(processor)
             if member is not None:
-                self.parts.membership.renew(channel, member, now_ms)
+                self.membership.renew(channel, member, now_ms)
         elif kind == notes.SCHEDULE:
             if not channel.is_busy:
-                self.parts.trimming.look(channel, now_ms)
+                self.trimming.look(channel, now_ms)
         elif kind == notes.END:
             channel.write([Note(note.key, None)], nothing)
-        self.rest(channel)
-
-    def expire(self, name: str, before_ms: int) -> None:
-        """Delete the last state of a channel without a log, if it was stored before `before_ms`."""
-        channel = self.get(name)
-        self.parts.trimming.expire(channel, before_ms)
         self.rest(channel)
 
     def _sweep(self) -> None:
@@ -260,46 +236,35 @@ class Channels:
             # A channel that is being destroyed has no schedule any more.
             if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
-            self.parts.membership.forget_future(channel, self._sweep_ms)
+            self.membership.forget_future(channel, self._sweep_ms)
             self.rest(channel)
             self._swept = topic.name
         if not found:
             self._swept = None
 
-
-class _Expiry:
-    """Checks all snapshots in rounds, a few of them per tick, and has old ones deleted."""
-
-    def __init__(self, hub: Channels, snapshots: Snapshots, age_ms: int) -> None:
-        self._hub = hub
-        self._snapshots = snapshots
-        self._age_ms = age_ms
-        self._next_ms = hub.elapsed_ms()
-        self._after = ""
-        self._is_asking = False
-
-    def tick(self) -> None:
-        if self._is_asking or self._hub.elapsed_ms() < self._next_ms:
-            return
-        self._is_asking = True
-        before_ms = self._hub.clock_ms() - self._age_ms
+    def _expire(self) -> None:
+        """Check a few snapshots, and delete old ones of channels without a log. All of them are a round."""
+        self._is_expiring = True
+        before_ms = self.clock_ms() - self.snapshot_age_ms
 
         def found(older: Older) -> None:
-            self._is_asking = False
+            self._is_expiring = False
             for name in older.channels:
-                self._hub.expire(name, before_ms)
-            self._after = older.after or ""
+                channel = self.get(name)
+                self.trimming.expire(channel, before_ms)
+                self.rest(channel)
+            self._expired = older.after or ""
             if older.after is None:
-                self._pause()
+                pause()
 
         def failed(_: str) -> None:
-            self._is_asking = False
-            self._pause()
+            self._is_expiring = False
+            pause()
 
-        self._snapshots.older(before_ms, self._after, found, failed)
+        def pause() -> None:
+            self._expiry_ms = self._elapsed_ms() + min(_EXPIRY_MS_MAX, self.snapshot_age_ms)
 
-    def _pause(self) -> None:
-        self._next_ms = self._hub.elapsed_ms() + min(_EXPIRY_MS_MAX, self._age_ms)
+        self.snapshots.older(before_ms, self._expired, found, failed)
 
 
 def check_channel_name(name: str) -> None:
@@ -319,13 +284,8 @@ def check_channel_name(name: str) -> None:
 _PAGE = 200
 
 
-class ChannelReport:
+class ChannelReport(Part):
     """Reports about channels for operators: names, members, what holds the log, and planned destruction."""
-
-    def __init__(self, store: Store, leases: Leases, trimming: LogTrimming) -> None:
-        self._store = store
-        self._leases = leases
-        self._trimming = trimming
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         """Return the channels that have a log, a member or a snapshot, in the order of their names."""
@@ -341,7 +301,7 @@ class ChannelReport:
         self, channel: Channel, snapshot: StoredSnapshot | None, now_ms: int
     ) -> dict[str, Any]:
         topic, schedule = channel.topic, channel.schedule
-        first = self._trimming.needed(channel, now_ms)
+        first = self._hub.trimming.needed(channel, now_ms)
         store = self._store
         kept = store.kept(topic)
         return {

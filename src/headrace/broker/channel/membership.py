@@ -4,26 +4,23 @@ When the last member departs, the destruction of the log is planned. Elsewhere: 
 (`trimming.py`), and what one member has received (`member.py`).
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from headrace.broker.channel import notes
 from headrace.broker.channel.channel import (
-    Agenda,
     Channel,
     Clock,
     Done,
     Joined,
     JoinRequest,
     MissedByMember,
+    Part,
     nothing,
-    warm,
 )
 from headrace.broker.channel.member import Member, MemberConnection, Standing
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.snapshots import States
 from headrace.errors import ChannelError
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note
 from headrace.model import JUMP, Position
 
 _RENEWED_MS_MIN = 60_000
@@ -93,29 +90,7 @@ class Leases:
         return notes.no_member(channel.name, member.name)
 
 
-class Membership:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        clock: Clock,
-        leases: Leases,
-        states: States,
-        agenda: Agenda,
-        *,
-        members_max: int,
-        go_on: Callable[[Channel, Member], None],
-    ) -> None:
-        """`go_on` starts to push or signal messages to a member that has joined."""
-        self._store = store
-        self._runner = runner
-        self._clock = clock
-        self._leases = leases
-        self._states = states
-        self._agenda = agenda
-        self._members_max = members_max
-        self._go_on = go_on
-
+class Membership(Part):
     # Joining
 
     def join(self, asked: JoinRequest) -> None:
@@ -127,17 +102,16 @@ class Membership:
             text = f"{processor!r} has joined on a later connection"
             asked.refuse(ChannelError("not-joined", text))
             return
-        is_known = member is not None and member.is_member
-        if not is_known and _count(channel) >= self._members_max:
-            text = f"channel {channel.name!r} has {self._members_max} members"
+        is_known, limit = member is not None and member.is_member, self._hub.members_max
+        if not is_known and sum(one.is_member for one in channel.members.values()) >= limit:
+            text = f"channel {channel.name!r} has {limit} members"
             asked.refuse(ChannelError("too-many", text))
             return
-        start = channel.topic.start_offset
         if (
-            member is not None
+            asked.origin is None
+            and member is not None
             and member.standing is Standing.MEMBER
-            and member.confirmed[0] >= start
-            and asked.origin is None
+            and member.confirmed[0] >= channel.topic.start_offset
         ):
             self._join(member, asked, None)
             return
@@ -145,7 +119,7 @@ class Membership:
         channel.is_busy = True
         if asked.origin is None:
             found, not_found = partial(self._found, asked, None), partial(self._not_found, asked)
-            self._states.load(channel, found, not_found)
+            self._hub.states.load(channel, found, not_found)
         else:
             self._find_origin(asked)
 
@@ -159,7 +133,7 @@ class Membership:
             try:
                 at = self._store.locate_offset(topic, offset)
             except ColdError as cold:
-                warm(self._runner, cold, lambda: self._find_origin(asked))
+                self._warm(cold, lambda: self._find_origin(asked))
                 return
             if at.offset == offset:
                 self._found(asked, at, None)
@@ -180,7 +154,7 @@ class Membership:
             else:
                 self._make_state(asked)
 
-        self._states.load(asked.channel, loaded, partial(self._not_found, asked))
+        self._hub.states.load(asked.channel, loaded, partial(self._not_found, asked))
 
     def _make_state(self, asked: JoinRequest) -> None:
         channel = asked.channel
@@ -188,7 +162,7 @@ class Membership:
         def made(state: StoredSnapshot) -> None:
             self._found(asked, Position(channel.topic.epoch, state.offset, state.ordinal), state)
 
-        self._states.compute(channel, made, partial(self._not_found, asked))
+        self._hub.states.compute(channel, made, partial(self._not_found, asked))
 
     def _found(
         self, asked: JoinRequest, at: Position | None, snapshot: StoredSnapshot | None
@@ -196,9 +170,7 @@ class Membership:
         channel = asked.channel
         channel.is_busy = False
         if not asked.is_over:
-            name = asked.processor
-            member = channel.members.get(name) or Member(name, 0, 0, 0, 0, Standing.LEFT)
-            channel.members[name] = member
+            member = channel.members.setdefault(asked.processor, Member(asked.processor))
             self._join(member, asked, snapshot, at)
         channel.job_done()
 
@@ -269,9 +241,9 @@ class Membership:
                 text = f"{member.name!r} has left, or joined on another connection, meanwhile"
                 asked.refuse(ChannelError("not-joined", text))
             else:
-                member.enter(at, is_told=is_told)
+                member.enter(at.offset, at.ordinal, is_told=is_told)
                 asked.answer(joined)
-                self._go_on(channel, member)
+                channel.go_on(member)
 
         channel.write([self._leases.note(channel, member)], done)
 
@@ -283,10 +255,8 @@ class Membership:
             return None
         if gone >= JUMP:
             return MissedByMember(None, "lost")
-        end = notes.read_end(self._store, channel.name)
-        return MissedByMember(
-            gone, "destroyed" if end is not None and offset < end.offset else "trimmed"
-        )
+        is_destroyed = offset < notes.read_end(self._store, channel.name)
+        return MissedByMember(gone, "destroyed" if is_destroyed else "trimmed")
 
     # Leaving
 
@@ -330,9 +300,7 @@ class Membership:
         member.depart()
         member.is_polling = True
         if member.offset >= channel.topic.start_offset:
-            member.enter(
-                Position(channel.topic.epoch, member.offset, member.ordinal), is_told=False
-            )
+            member.enter(member.offset, member.ordinal)
 
     def request(self, channel: Channel, processor: str, *, at_cursor: bool) -> Member:
         member = channel.members.get(processor)
@@ -348,9 +316,7 @@ class Membership:
             )
         if not member.is_present:
             self._arrive(channel, member, None)
-            member.enter(
-                Position(channel.topic.epoch, member.offset, member.ordinal), is_told=False
-            )
+            member.enter(member.offset, member.ordinal)
         self._agenda.polled(channel, member)
         if self._clock.now_ms - member.seen_ms >= self._leases.renewed_after_ms(channel, member):
             member.seen_ms = self._clock.now_ms
@@ -427,10 +393,6 @@ class Membership:
             and not channel.is_busy
         ):
             channel.plan_destruction(due_ms)
-
-
-def _count(channel: Channel) -> int:
-    return sum(member.is_member for member in channel.members.values())
 
 
 def _is_late(subscriber: MemberConnection, member: Member) -> bool:

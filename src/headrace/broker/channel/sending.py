@@ -4,12 +4,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Accepted, Channel, Clock, Done, warm
-from headrace.broker.channel.member import Member, Standing
-from headrace.broker.channel.membership import Leases
+from headrace.broker.channel.channel import Accepted, Channel, Done, Part
+from headrace.broker.channel.member import Member
 from headrace.errors import ChannelError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.payload.channel import (
     BadMessageError,
@@ -30,26 +29,12 @@ _OFFSETS_MAX = 1000
 """Number of messages whose offsets are kept in memory for a member that has sent a message again."""
 
 
-class Sending:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        clock: Clock,
-        leases: Leases,
-        count: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._runner = runner
-        self._clock = clock
-        self._leases = leases
-        self._count = count
-
+class Sending(Part):
     def send(
         self, channel: Channel, member: Member, number: int, content: Content, answer: Answer
     ) -> None:
         if number <= member.number:
-            self._count("duplicates_refused_total")
+            self._hub.count("duplicates_refused_total")
             self._send_again(channel, member, number, answer)
             return
         if number > member.number + 1:
@@ -102,10 +87,10 @@ class Sending:
             name, number, _ = message
             member = channel.members.get(name)
             if member is None:
-                member = channel.members[name] = Member(name, 0, 0, 0, 0, Standing.LEFT)
+                member = channel.members[name] = Member(name)
             number = number or member.number + 1
             if number <= member.number:
-                self._count("duplicates_refused_total")
+                self._hub.count("duplicates_refused_total")
                 continue
             record = pack_record(encode_message(message._replace(number=number)))
             records.append(record)
@@ -165,7 +150,7 @@ class Sending:
             try:
                 chunk = self._store.reader(channel.topic).read(offset, _READ_BYTES)
             except ColdError as cold:
-                warm(self._runner, cold, partial(again, found, offset, is_all=is_all))
+                self._warm(cold, partial(again, found, offset, is_all=is_all))
                 return
             prefix = prefix_of(member.name.encode())
             for run in chunk.runs:
