@@ -32,6 +32,9 @@ STAGED_FILE_BYTES_MAX = 4 << 30
 NOTE_KEY_BYTES_MAX = 1024
 """Size limit of a note's key."""
 
+PORTION_RECORDS_MAX = 1000
+"""Records of a batch that an owner stores at once. The loop handles each of them while other work waits."""
+
 
 class Run(NamedTuple):
     """Consecutive whole records whose checksum was verified."""
@@ -415,3 +418,57 @@ def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]
         elif reader == LAKE_READER:
             holds.append(Hold(reader, topic.start))
     return holds
+
+
+def add_in_portions(
+    runner: Runner,
+    parts: Iterable[BatchPart],
+    decode: Callable[[list[BatchPart]], T],
+    add: Callable[[T, Callable[[], None]], None],
+    done: Callable[[BaseException | None], None],
+) -> None:
+    """Add the records of a batch, as `TopicOwner.add` does: `decode` each portion in a thread, then `add` it.
+
+    The next portion follows when `add` calls back.
+    """
+    portions = _portions(parts)
+
+    def following() -> None:
+        portion = next(portions, None)
+        if portion is None:
+            done(None)
+        else:
+            runner.background(lambda: decode(portion), decoded)
+
+    def decoded(result: T | BaseException) -> None:
+        if isinstance(result, BaseException):
+            done(result)
+        else:
+            add(result, following)
+
+    following()
+
+
+def _portions(parts: Iterable[BatchPart]) -> Iterator[list[BatchPart]]:
+    portion: list[BatchPart] = []
+    count = 0
+    for part in parts:
+        if portion and count + part.block.record_count > PORTION_RECORDS_MAX:
+            yield portion
+            portion, count = [], 0
+        portion.append(part)
+        count += part.block.record_count
+    if portion:
+        yield portion
+
+
+def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls `done` when it has been called `count` times."""
+
+    def one_done() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            done()
+
+    return one_done

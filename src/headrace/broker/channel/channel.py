@@ -29,7 +29,7 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
 from headrace.log.store import ColdError, Note, Topic
 from headrace.model import CHANNEL_PREFIX, Position
-from headrace.payload.channel import Content, StoredMessage
+from headrace.payload.channel import Content
 from headrace.payload.reducers import Reducer
 
 if TYPE_CHECKING:
@@ -188,10 +188,6 @@ class Channel:
     ) -> None:
         """Store a message unless its number is stored already. Raises ChannelError."""
         self._hub.sending.send(self, member, number, content, answer)
-
-    def send_batch(self, messages: Sequence[StoredMessage], note: Note, done: Done) -> None:
-        """Store the new messages of a batch in one commit with a note."""
-        self._hub.sending.send_batch(self, messages, note, done)
 
     def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
         """Answer with pending messages. They stay pending until they are acknowledged."""

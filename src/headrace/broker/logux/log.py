@@ -12,7 +12,6 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -20,7 +19,18 @@ import msgspec
 from headrace.broker.logux.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.errors import StoreFailedError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import BatchPart, Block, ColdError, Reader, Run, Runner, Store, Topic
+from headrace.log.store import (
+    BatchPart,
+    Block,
+    ColdError,
+    Reader,
+    Run,
+    Runner,
+    Store,
+    Topic,
+    add_in_portions,
+    countdown,
+)
 from headrace.model import RECORD_HEADER_BYTES, Durability, Position
 from headrace.payload.logux import (
     BadEnvelopeError,
@@ -413,9 +423,6 @@ def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes,
     return ids, latest
 
 
-PORTION_EVENTS_MAX = 1000
-"""Events that are passed to logs at once. The loop handles each of them while other work waits."""
-
 Done = Callable[[BaseException | None], None]
 
 _Events = dict[str, list[NewEvent]]
@@ -437,49 +444,17 @@ class BatchEvents:
         done(None)
 
     def add(self, batch: bytes, parts: Sequence[BatchPart], done: Done) -> None:
-        self._next(deque(_portions([part.block for part in parts])), done)
+        add_in_portions(self._runner, parts, _events_of, self._add, done)
 
-    def _next(self, portions: deque[list[Block]], done: Done) -> None:
-        if portions:
-            work = partial(_events_of, portions.popleft())
-            self._runner.background(work, partial(self._add, portions, done))
-        else:
-            done(None)
-
-    def _add(
-        self, portions: deque[list[Block]], done: Done, events: _Events | BaseException
-    ) -> None:
-        if isinstance(events, BaseException):
-            done(events)
-            return
-        waiting = len(events)
-
-        def one_done() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                self._next(portions, done)
-
+    def _add(self, events: _Events, done: Callable[[], None]) -> None:
+        one_done = countdown(len(events), done)
         for topic, some in events.items():
             self._log(topic).add(some, one_done)
 
 
-def _portions(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    portion: list[Block] = []
-    count = 0
-    for block in blocks:
-        if portion and count + block.record_count > PORTION_EVENTS_MAX:
-            yield portion
-            portion, count = [], 0
-        portion.append(block)
-        count += block.record_count
-    if portion:
-        yield portion
-
-
-def _events_of(blocks: Sequence[Block]) -> _Events:
+def _events_of(parts: Sequence[BatchPart]) -> _Events:
     found: _Events = {}
-    for block in blocks:
+    for block in [part.block for part in parts]:
         events = found.setdefault(block.topic, [])
         for payload in block.payloads():
             try:
@@ -488,9 +463,8 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
             except BadEnvelopeError as error:
                 # The event was checked when it was staged, so this should not happen. The batch must not wait
                 # for the event for ever.
-                logger.error(
-                    "topic %s: a record of a batch is left out: %s", quoted(block.topic), error
-                )
+                name = quoted(block.topic)
+                logger.error("topic %s: a record of a batch is left out: %s", name, error)
     return found
 
 
