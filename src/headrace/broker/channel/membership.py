@@ -386,12 +386,8 @@ class Membership(Part):
             member.seen_ms = now_ms
         if future:
             channel.write([self._leases.note(channel, member) for member in future], nothing)
-        due_ms = now_ms + channel.rule.grace_ms
-        if (
-            channel.schedule is not None
-            and channel.schedule.due_ms > due_ms
-            and not channel.is_busy
-        ):
+        due_ms, schedule = now_ms + channel.rule.grace_ms, channel.schedule
+        if schedule is not None and schedule.due_ms > due_ms and not channel.is_busy:
             channel.plan_destruction(due_ms)
 
 

@@ -45,10 +45,9 @@ class Sending(Part):
             )
         try:
             channel.rule.reducer.check(content)
+            record = pack_record(encode_message(StoredMessage(member.name, number, content)))
         except CannotFoldError as error:
             raise ChannelError("cannot-fold", str(error)) from None
-        try:
-            record = pack_record(encode_message(StoredMessage(member.name, number, content)))
         except MessageTooLargeError as error:
             raise ChannelError("too-large", str(error)) from None
         except BadMessageError as error:

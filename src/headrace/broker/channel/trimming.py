@@ -14,14 +14,11 @@ from typing import NamedTuple
 from headrace.broker.channel import notes
 from headrace.broker.channel.channel import Channel, Done, Failed, Part, nothing
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.log.store import Hold, Note, waited_for
+from headrace.log.store import Note, waited_for
 from headrace.model import Position
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
-
-DESTROYED = "destroyed"
-"""Reason that members get when their channel is destroyed by hand."""
 
 RETRY_MS = 60_000
 """Retry delay after a failed trim or destruction; the channel's grace if that is shorter."""
@@ -59,14 +56,10 @@ class LogTrimming(Part):
             # The connection may be ahead of the cursor, where the member continues the next time.
             if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
                 offset, ordinal = member.acked
-        for hold in self._readers(channel):
-            if hold.position.offset < offset:
-                offset, ordinal = hold.position.offset, hold.position.ordinal
+        for _, position in waited_for(self._store, topic, channel.rule.wait_for):
+            if position.offset < offset:
+                _, offset, ordinal = position
         return Position(topic.epoch, offset, ordinal)
-
-    def _readers(self, channel: Channel) -> list[Hold]:
-        readers = channel.rule.wait_for
-        return waited_for(self._store, channel.topic, readers) if readers else []
 
     # The steps of a trim
 
@@ -79,7 +72,8 @@ class LogTrimming(Part):
             return None
         if channel.is_due(now_ms):
             if not channel.in_flight:
-                if all(hold.position.offset >= topic.end_offset for hold in self._readers(channel)):
+                holds = waited_for(self._store, topic, channel.rule.wait_for)
+                if all(hold.position.offset >= topic.end_offset for hold in holds):
                     return _Goal(topic.end, True)
                 self._postpone(channel)
             return None
@@ -87,14 +81,13 @@ class LogTrimming(Part):
         return _Goal(position, False) if position.offset > topic.start_offset else None
 
     def _loaded(self, channel: Channel, goal: _Goal, snapshot: StoredSnapshot | None) -> None:
-        start = channel.topic.start
         if goal.is_end and not channel.rule.persist:
             self._shorten(channel, goal, [notes.no_snapshot(channel.name)])
             return
         if channel.rule.reducer.is_uploaded:
-            covered = start
+            covered = channel.topic.start
             if snapshot is not None:
-                covered = Position(start.epoch, snapshot.offset, snapshot.ordinal)
+                covered = covered._replace(offset=snapshot.offset, ordinal=snapshot.ordinal)
             if covered.offset < goal.position.offset:
                 goal = _Goal(covered, False)
         elif snapshot is None or snapshot.offset < goal.position.offset:
@@ -121,9 +114,8 @@ class LogTrimming(Part):
         if channel.is_due(now_ms):
             self._postpone(channel)
         # A member whose lease had ended may have come back meanwhile, and holds the log again.
-        position, still_needed = goal.position, self.needed(channel, now_ms)
-        if still_needed.offset < position.offset:
-            position = still_needed
+        still_needed = self.needed(channel, now_ms)
+        position = min(goal.position, still_needed, key=lambda at: at.offset)
         if position.offset > channel.topic.start_offset:
             channel.write(changed, partial(self._done, channel, "trimmed"), trim=position)
         elif changed:
@@ -206,7 +198,7 @@ class LogTrimming(Part):
             member.seen_ms = self._clock.now_ms
             changed.append(self._leases.end(channel, member))
             if subscriber is not None:
-                subscriber.ended(name, DESTROYED)
+                subscriber.ended(name, "destroyed")
         channel.present, channel.schedule, channel.trouble = 0, None, ""
         self._hub.recent.drop(channel)
         # Messages that are being written are destroyed too.
@@ -236,7 +228,7 @@ class LogTrimming(Part):
             done = partial(self._done, channel, "states_expired")
             channel.write([notes.no_snapshot(channel.name)], done)
 
-        def failed(reason: str) -> None:
+        def failed(_: str) -> None:
             channel.job_done()  # the next round tries again
 
         self._hub.snapshots.load(channel.name, loaded, failed)
