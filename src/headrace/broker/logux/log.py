@@ -100,6 +100,7 @@ class LoguxLog:
     ) -> None:
         """`repeated` is called with the number of events that the log has already."""
         self.topic = topic
+        self._name = topic.name
         self._repeated = repeated
         self._store = store
         self._runner = runner
@@ -204,7 +205,7 @@ class LoguxLog:
             for event in events:
                 self._recent[event.key] = needed
                 if event.stamp is not None:
-                    self._note_latest(_host(event.stamp), _time(event.stamp))
+                    self._note_latest(_host(event.stamp), (event.stamp.ms, event.stamp.number))
         self._unanswered.append((needed, addition.done))
         self._answer()
 
@@ -240,9 +241,7 @@ class LoguxLog:
             event for one in self._waiting for event in one.events if not self._is_known(event)
         ][:_LOOKED_UP_MAX]
         keys = {event.key for event in events}
-        stamps = [event.stamp for event in events if event.stamp is not None]
-        hosts = {_host(stamp) for stamp in stamps}
-        name = self.topic.name
+        hosts = {_host(event.stamp) for event in events if event.stamp is not None}
 
         def found(known: Known) -> None:
             self._found |= {key: known.ordinals.get(key) for key in keys}
@@ -250,7 +249,7 @@ class LoguxLog:
                 # If the table does not have the host, all events of the host are new.
                 self._note_latest(host, known.latest.get(host, _BEFORE_ALL))
 
-        self._job(lambda: self._ids.find(name, keys, hosts), found)
+        self._job(lambda: self._ids.find(self._name, keys, hosts), found)
 
     def _ask(self) -> None:
         """Look up the ordinals of events for `locate`."""
@@ -258,7 +257,6 @@ class LoguxLog:
             self._index()
             return
         asked, self._questions = self._questions, []
-        name = self.topic.name
 
         def found(known: Known) -> None:
             for keys, _, answer in asked:
@@ -269,12 +267,11 @@ class LoguxLog:
             self._questions = asked + self._questions
 
         keys = {key for one in asked for key in one.keys}
-        self._job(lambda: self._ids.find(name, keys, ()), found, failed)
+        self._job(lambda: self._ids.find(self._name, keys, ()), found, failed)
 
     def _open(self) -> None:
         """Find out up to which position the table has the records."""
         self._generation = self._ids.generation
-        name = self.topic.name
 
         def found(indexed: Position | None) -> None:
             topic = self.topic
@@ -294,9 +291,9 @@ class LoguxLog:
             else:
                 # The table may have ids of records that were lost in a crash of the machine.
                 start = self._indexed = topic.start
-                self._job(lambda: self._ids.reset(name, start), lambda _: self._catch_up())
+                self._job(lambda: self._ids.reset(self._name, start), lambda _: self._catch_up())
 
-        self._job(lambda: self._ids.indexed(name), found)
+        self._job(lambda: self._ids.indexed(self._name), found)
 
     def _catch_up(self) -> None:
         if self._indexed.offset < self.topic.end_offset:
@@ -314,15 +311,14 @@ class LoguxLog:
         except ColdError as cold:
             self._job(cold.warm, lambda _: self._index())
             return
-        epoch, name = self.topic.epoch, self.topic.name
         ordinal = max((run.ordinal + run.record_count for run in chunk.runs), default=start.ordinal)
-        end = Position(epoch, chunk.next_offset, ordinal)
+        end = Position(self.topic.epoch, chunk.next_offset, ordinal)
         # Every append that is durable by now is in this chunk or before it, or is no longer kept.
         everything = self._durable if end.offset >= self.topic.end_offset else 0
 
         def work() -> list[bytes]:
             ids, latest = _read_ids(chunk.runs)
-            self._ids.add(name, ids, latest, end)
+            self._ids.add(self._name, ids, latest, end)
             return [key for key, _ in ids]
 
         def indexed(keys: list[bytes]) -> None:
@@ -344,13 +340,10 @@ class LoguxLog:
     def _forget(self) -> None:
         """Delete the ids of records that retention has deleted, once there are enough of them."""
         start = self.topic.start_ordinal
-        if start - self._forgotten <= INDEXED_AT_ONCE:
-            return
-        kept = self._store.kept(self.topic).records
-        if start - self._forgotten > kept // 10:
+        gone = start - self._forgotten
+        if gone > INDEXED_AT_ONCE and gone > self._store.kept(self.topic).records // 10:
             self._forgotten = start
-            name = self.topic.name
-            self._job(lambda: self._ids.forget_before(name, start), lambda _: None)
+            self._job(lambda: self._ids.forget_before(self._name, start), lambda _: None)
 
     def _job(
         self,
@@ -383,7 +376,7 @@ class LoguxLog:
         """Log the error. The next tick tries again, with an empty table if this one is damaged."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            logger.error("the table of event ids of %s: %s", quoted(self.topic.name), error)
+            logger.error("the table of event ids of %s: %s", quoted(self._name), error)
         if isinstance(error, EventIdsError) and error.is_damage:
             self._ready = False
             if self._generation == self._ids.generation:
@@ -401,10 +394,6 @@ def _host(stamp: Stamp) -> bytes:
     return msgspec.json.encode(stamp.host)
 
 
-def _time(stamp: Stamp) -> Time:
-    return stamp.ms, stamp.number
-
-
 def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes, Time]]:
     """Return the id and ordinal of each event, and the latest time of each host."""
     ids: list[tuple[bytes, int]] = []
@@ -418,7 +407,7 @@ def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes,
             ids.append((key_of(created), run.ordinal + number))
             stamp = stamp_of(created)
             if stamp is not None:
-                host, time = _host(stamp), _time(stamp)
+                host, time = _host(stamp), (stamp.ms, stamp.number)
                 latest[host] = max(latest.get(host, time), time)
     return ids, latest
 
