@@ -17,7 +17,6 @@ of a state. A processor that joins meanwhile waits for the job, so that it is no
 start that is about to move.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -254,7 +253,7 @@ class Channel:
 
     def plan_destruction(self, due_ms: int) -> None:
         self.schedule = notes.schedule_note(self.name, due_ms)
-        self.write([self.schedule], nothing)
+        self.write([self.schedule])
 
     def is_due(self, now_ms: int) -> bool:
         """Return True if it is time to destroy the log."""
@@ -298,7 +297,7 @@ class Channel:
     def write(
         self,
         changed: Sequence[Note],
-        done: Done,
+        done: Done = lambda: None,
         *,
         records: Sequence[bytes] = (),
         trim: Position | None = None,
@@ -322,67 +321,6 @@ class Channel:
             self._hub.rest(self)
 
 
-class Clock:
-    """The time of all channels. Times on disk come from `read_ms`, which may be set."""
-
-    __slots__ = ("now_ms", "read_ms", "started_ms")
-
-    def __init__(self, read_ms: Callable[[], int]) -> None:
-        self.read_ms = read_ms
-        self.now_ms = read_ms()
-        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
-        self.started_ms = self.now_ms
-        """Time when this server started, or when its clock was last set back."""
-
-
-class Agenda:
-    """Work that channels leave for the next ticks: trims, failed trims to retry, and ends of presence.
-
-    Durations in memory come from `elapsed_ms`, which is never set.
-    """
-
-    def __init__(self, elapsed_ms: Callable[[], int]) -> None:
-        self._elapsed_ms = elapsed_ms
-        self.changed: dict[Channel, None] = {}
-        """Channels whose logs may have become less needed, and may be trimmed."""
-        self._failed: dict[Channel, None] = {}
-        """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
-        self._retry_ms = 0
-        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
-        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
-
-    def trim_soon(self, channel: Channel) -> None:
-        """Look at a channel soon, because its log may be less needed than before."""
-        self.changed[channel] = None
-
-    def retry_trim(self, channel: Channel, wait_ms: int) -> None:
-        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
-        if not self._failed:
-            self._retry_ms = self._elapsed_ms() + wait_ms
-        self._failed[channel] = None
-
-    def polled(self, channel: Channel, member: Member) -> None:
-        """Count a member as present for a while because of its request."""
-        member.is_polling = True
-        key = channel, member.name
-        self._pollers.pop(key, None)
-        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
-
-    def take_absent(self) -> list[tuple[Channel, str]]:
-        """Return the members whose presence has ended because they made no request for a while."""
-        absent: list[tuple[Channel, str]] = []
-        elapsed_ms = self._elapsed_ms()
-        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
-            absent.append(self._pollers.popitem(last=False)[0])
-        return absent
-
-    def take_retries(self) -> None:
-        """Move failed trims to the changed channels when it is time to retry them."""
-        if self._failed and self._elapsed_ms() >= self._retry_ms:
-            self.changed |= self._failed
-            self._failed = {}
-
-
 class Part:
     """Base of the parts that handle the requests of all channels."""
 
@@ -390,14 +328,8 @@ class Part:
         self._hub = hub
         self._store = hub.store
         self._runner = hub.runner
-        self._clock = hub.clock
-        self._agenda = hub.agenda
         self._leases = hub.leases
 
     def _warm(self, cold: ColdError, then: Done) -> None:
         """Read from the disk in a thread, then try again."""
         self._runner.background(cold.warm, lambda _: then())
-
-
-def nothing() -> None:
-    pass

@@ -4,6 +4,7 @@ A channel is in memory while a member is present or work is in progress. Otherwi
 when it is needed. Idle channels cost no time: the store finds the notes that are due.
 """
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import merge
@@ -11,16 +12,7 @@ from itertools import groupby, islice
 from typing import Any
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import (
-    Agenda,
-    Channel,
-    ChannelRule,
-    Clock,
-    Failed,
-    Loaded,
-    Part,
-    nothing,
-)
+from headrace.broker.channel.channel import Channel, ChannelRule, Failed, Loaded, Part
 from headrace.broker.channel.member import Member, MemberConnection, Standing
 from headrace.broker.channel.membership import Leases, Membership
 from headrace.broker.channel.notes import StoredSnapshot
@@ -84,9 +76,13 @@ class Channels:
         self.remember_ms = remember_ms
         self.snapshot_age_ms = snapshot_age_ms
         self.count = count
-        self.clock = Clock(clock_ms)
-        self.agenda = Agenda(elapsed_ms)
-        self.leases = Leases(self.clock, remember_ms)
+        self.now_ms = clock_ms()
+        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
+        self.started_ms = self.now_ms
+        """Time when this server started, or when its clock was last set back."""
+        self.changed: dict[Channel, None] = {}
+        """Channels whose logs may be less needed than before, and may be trimmed."""
+        self.leases = Leases(self)
         self.recent = RecentStates()
         self.sending = Sending(self)
         self.receiving = Receiving(self)
@@ -97,11 +93,16 @@ class Channels:
         self._elapsed_ms = elapsed_ms
         self._look_ms = look_ms
         self._known: dict[str, Channel] = {}
+        self._failed: dict[Channel, None] = {}
+        """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
+        self._retry_ms = 0
+        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
+        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
         self._is_trimming = False
         self._trimmed_ms = elapsed_ms() - look_ms
         self._swept: str | None = ""
         """Last topic that the sweep after a start has handled; None when the sweep is complete."""
-        self._sweep_ms = self.clock.now_ms
+        self._sweep_ms = self.now_ms
         self._is_expiring = False
         self._expired = ""
         """Last channel whose snapshot this round has checked."""
@@ -123,7 +124,7 @@ class Channels:
 
     def rest(self, channel: Channel) -> None:
         """Drop a channel from memory if everything about it is on disk."""
-        is_over = channel.is_idle and channel not in self.agenda.changed
+        is_over = channel.is_idle and channel not in self.changed
         # Another object for the same channel may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
@@ -164,30 +165,51 @@ class Channels:
         for topic in topics:
             name = topic.removeprefix(CHANNEL_PREFIX)
             if name and name != topic and self.rule(name).wait_for:
-                self.agenda.trim_soon(self.get(name))
+                self.trim_soon(self.get(name))
 
     def went_back(self) -> None:
         """Correct times that lie in the future, channel by channel, after the clock was set back."""
-        clock = self.clock
         self._swept = ""
-        self._sweep_ms = clock.now_ms = clock.started_ms = clock.read_ms()
+        self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
+
+    # Work that channels leave for the next ticks
+
+    def trim_soon(self, channel: Channel) -> None:
+        """Look at a channel soon, because its log may be less needed than before."""
+        self.changed[channel] = None
+
+    def retry_trim(self, channel: Channel, wait_ms: int) -> None:
+        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
+        if not self._failed:
+            self._retry_ms = self._elapsed_ms() + wait_ms
+        self._failed[channel] = None
+
+    def polled(self, channel: Channel, member: Member) -> None:
+        """Count a member as present for a while because of its request."""
+        member.is_polling = True
+        key = channel, member.name
+        self._pollers.pop(key, None)
+        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
 
     # Work that is due by the clock
 
     def tick(self) -> None:
         """Do the work that is due; called a few times a second."""
-        now_ms = self.clock.now_ms = self.clock.read_ms()
+        now_ms = self.now_ms = self.clock_ms()
         elapsed_ms = self._elapsed_ms()
-        for channel, processor in self.agenda.take_absent():
+        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
+            (channel, processor), _ = self._pollers.popitem(last=False)
             self.membership.stopped_polling(channel, processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
             self._due(note, now_ms)
-        self.agenda.take_retries()
-        changed = self.agenda.changed
-        if changed and not self._is_trimming and elapsed_ms - self._trimmed_ms >= self._look_ms:
+        if self._failed and elapsed_ms >= self._retry_ms:
+            self.changed |= self._failed
+            self._failed = {}
+        is_time = elapsed_ms - self._trimmed_ms >= self._look_ms
+        if self.changed and not self._is_trimming and is_time:
             self._is_trimming, self._trimmed_ms = True, elapsed_ms
-            self._trim(iter(list(changed)))
+            self._trim(iter(list(self.changed)))
         self._sweep()
         if self.snapshot_age_ms and not self._is_expiring and elapsed_ms >= self._expiry_ms:
             self._expire()
@@ -199,8 +221,8 @@ class Channels:
         """
         some = list(islice(changed, _LOOKED_AT_ONCE))
         for channel in some:
-            del self.agenda.changed[channel]
-            self.trimming.look(channel, self.clock.now_ms)
+            del self.changed[channel]
+            self.trimming.look(channel, self.now_ms)
             self.rest(channel)
         self._is_trimming = bool(some)
         if some:
@@ -218,7 +240,7 @@ class Channels:
             if not channel.is_busy:
                 self.trimming.look(channel, now_ms)
         elif kind == notes.END:
-            channel.write([Note(note.key, None)], nothing)
+            channel.write([Note(note.key, None)])
         self.rest(channel)
 
     def _sweep(self) -> None:

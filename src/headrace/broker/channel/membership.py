@@ -5,23 +5,18 @@ When the last member departs, the destruction of the log is planned. Elsewhere: 
 """
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import (
-    Channel,
-    Clock,
-    Done,
-    Joined,
-    JoinRequest,
-    MissedByMember,
-    Part,
-    nothing,
-)
+from headrace.broker.channel.channel import Channel, Done, Joined, JoinRequest, MissedByMember, Part
 from headrace.broker.channel.member import Member, MemberConnection, Standing
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
 from headrace.log.store import ColdError, Note
 from headrace.model import JUMP, Position
+
+if TYPE_CHECKING:
+    from headrace.broker.channel.hub import Channels
 
 _RENEWED_MS_MIN = 60_000
 """Minimum time between two notes that record the presence of a member with a short lease."""
@@ -30,9 +25,8 @@ _RENEWED_MS_MIN = 60_000
 class Leases:
     """Times until which members are kept and remembered, and the notes in which these times are due."""
 
-    def __init__(self, clock: Clock, remember_ms: int) -> None:
-        self._clock = clock
-        self._remember_ms = remember_ms
+    def __init__(self, hub: "Channels") -> None:
+        self._hub = hub
 
     def holds(self, channel: Channel, member: Member, now_ms: int) -> bool:
         """Return True if the log is kept for this member."""
@@ -52,7 +46,7 @@ class Leases:
         """
         seen_ms = member.seen_ms
         if member.lease_ms:
-            seen_ms = max(seen_ms, self._clock.started_ms)
+            seen_ms = max(seen_ms, self._hub.started_ms)
         return seen_ms + self.lease_ms(channel, member)
 
     def renewed_after_ms(self, channel: Channel, member: Member) -> int:
@@ -65,17 +59,17 @@ class Leases:
     def forgotten_ms(self, channel: Channel, member: Member) -> int:
         """Return the time when even the number of an absent member's last message is forgotten."""
         if member.is_member:
-            return self.end_ms(channel, member) + self._remember_ms
-        return member.seen_ms + self._remember_ms
+            return self.end_ms(channel, member) + self._hub.remember_ms
+        return member.seen_ms + self._hub.remember_ms
 
     def note(self, channel: Channel, member: Member) -> Note:
         if member.is_present:
             # The lease counts from the last note. Notes are frequent, so a lease is shortened only a little.
-            due_ms = self._clock.now_ms + self.renewed_after_ms(channel, member)
-        elif member.is_member and self._clock.read_ms() < self.end_ms(channel, member):
+            due_ms = self._hub.now_ms + self.renewed_after_ms(channel, member)
+        elif member.is_member and self._hub.clock_ms() < self.end_ms(channel, member):
             due_ms = self.end_ms(channel, member)
         elif member.is_member and member.lease_ms:
-            due_ms = self._clock.read_ms()
+            due_ms = self._hub.clock_ms()
         else:
             due_ms = self.forgotten_ms(channel, member)
         return notes.member_note(channel.name, member, due_ms)
@@ -218,7 +212,7 @@ class Membership(Part):
         if origin is not None and subscriber is None and not is_behind:
             # Requests continue at the cursor. Messages after the state are requested by their offset.
             at = Position(topic.epoch, *member.confirmed)
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         if not is_told and origin is None:
             snapshot = None
         joined = Joined(
@@ -277,14 +271,14 @@ class Membership(Part):
         self._depart(channel, member)
         if subscriber is not None and subscriber is not by:
             subscriber.ended(channel.name, "left")
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         if forget:
             member.number = 0
         self._end(channel, member, answer)
 
-    def _end(self, channel: Channel, member: Member, done: Done) -> None:
+    def _end(self, channel: Channel, member: Member, done: Done = lambda: None) -> None:
         channel.write([self._leases.end(channel, member)], done)
-        self._agenda.trim_soon(channel)
+        self._hub.trim_soon(channel)
 
     # Presence
 
@@ -317,10 +311,10 @@ class Membership(Part):
         if not member.is_present:
             self._arrive(channel, member, None)
             member.enter(member.offset, member.ordinal)
-        self._agenda.polled(channel, member)
-        if self._clock.now_ms - member.seen_ms >= self._leases.renewed_after_ms(channel, member):
-            member.seen_ms = self._clock.now_ms
-            channel.write([self._leases.note(channel, member)], nothing)
+        self._hub.polled(channel, member)
+        if self._hub.now_ms - member.seen_ms >= self._leases.renewed_after_ms(channel, member):
+            member.seen_ms = self._hub.now_ms
+            channel.write([self._leases.note(channel, member)])
         return member
 
     def stopped_polling(self, channel: Channel, processor: str) -> None:
@@ -343,10 +337,10 @@ class Membership(Part):
             if old is not None and old is not subscriber:
                 old.ended(channel.name, "replaced")
         else:
-            self._agenda.polled(channel, member)
+            self._hub.polled(channel, member)
         if channel.schedule is not None:
             channel.schedule = None
-            channel.write([notes.no_schedule(channel.name)], nothing)
+            channel.write([notes.no_schedule(channel.name)])
 
     def _depart(self, channel: Channel, member: Member) -> None:
         if not member.is_present:
@@ -355,29 +349,28 @@ class Membership(Part):
         channel.present -= 1
         if member.lease_ms:
             # A short lease counts from now, not from the last note of the member.
-            member.seen_ms = self._clock.read_ms()
-            channel.write([self._leases.note(channel, member)], nothing)
+            member.seen_ms = self._hub.clock_ms()
+            channel.write([self._leases.note(channel, member)])
         if not channel.present and channel.schedule is None:
-            channel.plan_destruction(self._clock.read_ms() + channel.rule.grace_ms)
-        self._agenda.trim_soon(channel)
+            channel.plan_destruction(self._hub.clock_ms() + channel.rule.grace_ms)
+        self._hub.trim_soon(channel)
 
     # Work that is due by the clock
 
     def renew(self, channel: Channel, member: Member, now_ms: int) -> None:
         """Update a member whose note is due: renew its presence, end its short lease, or forget it."""
+        leases = self._leases
         if member.is_present:
             member.seen_ms = now_ms
-        elif (
-            member.is_member and member.lease_ms and now_ms >= self._leases.end_ms(channel, member)
-        ):
-            self._end(channel, member, nothing)
+        elif member.is_member and member.lease_ms and now_ms >= leases.end_ms(channel, member):
+            self._end(channel, member)
             return
-        elif now_ms >= self._leases.forgotten_ms(channel, member):
+        elif now_ms >= leases.forgotten_ms(channel, member):
             del channel.members[member.name]
-            channel.write([notes.no_member(channel.name, member.name)], nothing)
+            channel.write([notes.no_member(channel.name, member.name)])
             return
-        channel.write([self._leases.note(channel, member)], nothing)
-        self._agenda.trim_soon(channel)
+        channel.write([leases.note(channel, member)])
+        self._hub.trim_soon(channel)
 
     def forget_future(self, channel: Channel, now_ms: int) -> None:
         """Correct times that were noted with a clock that was ahead: they count as noted now."""
@@ -385,7 +378,7 @@ class Membership(Part):
         for member in future:
             member.seen_ms = now_ms
         if future:
-            channel.write([self._leases.note(channel, member) for member in future], nothing)
+            channel.write([self._leases.note(channel, member) for member in future])
         due_ms, schedule = now_ms + channel.rule.grace_ms, channel.schedule
         if schedule is not None and schedule.due_ms > due_ms and not channel.is_busy:
             channel.plan_destruction(due_ms)

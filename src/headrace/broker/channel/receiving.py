@@ -206,7 +206,7 @@ class Receiving(Part):
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
         if offset <= member.offset and (is_confirmed or offset < channel.topic.start_offset):
             _answer_with_cursor(channel, member, answer)
-            self._agenda.trim_soon(channel)  # the member's own messages may have moved its cursor
+            self._hub.trim_soon(channel)  # the member's own messages may have moved its cursor
             return
 
         def look() -> None:
@@ -234,7 +234,7 @@ class Receiving(Part):
                     channel.write(
                         [self._leases.note(channel, member)], partial(answer, found.offset)
                     )
-                    self._agenda.trim_soon(channel)
+                    self._hub.trim_soon(channel)
                 else:
                     _answer_with_cursor(channel, member, answer)
             else:
@@ -277,9 +277,9 @@ class Receiving(Part):
             self.go_on(channel, member)
 
         member.acknowledge(offset, ordinal)
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         channel.write([self._leases.note(channel, member)], done)
-        self._agenda.trim_soon(channel)
+        self._hub.trim_soon(channel)
 
 
 def _new_messages(channel: Channel, one: Appended) -> Batch:

@@ -55,7 +55,7 @@ class Sending(Part):
         begin, end = channel.end_offset, channel.end_offset + len(record)
         channel.end_offset, channel.end_ordinal = end, channel.end_ordinal + 1
         member.number = number
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         member.sent_itself(begin, end, channel.end_ordinal)
         if member.offsets is not None:
             member.offsets[number] = end
@@ -79,7 +79,7 @@ class Sending(Part):
         The messages were checked before. A gap can only mean that the numbers before it are forgotten, so it
         is ignored. A sender that is not a member does not become one, and no lease is renewed.
         """
-        now_ms = self._clock.now_ms
+        now_ms = self._hub.now_ms
         records: list[bytes] = []
         senders: dict[str, Member] = {}
         for message in messages:
@@ -106,7 +106,7 @@ class Sending(Part):
         changed = [note, *(self._leases.note(channel, member) for member in senders.values())]
         if records and not channel.present and channel.schedule is None:
             # No member was present whose departure would have planned the destruction.
-            due_ms = self._clock.read_ms() + channel.rule.grace_ms
+            due_ms = self._hub.clock_ms() + channel.rule.grace_ms
             channel.schedule = notes.schedule_note(channel.name, due_ms)
             changed.append(channel.schedule)
         channel.write(changed, done, records=records)

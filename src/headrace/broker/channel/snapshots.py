@@ -115,7 +115,7 @@ class States(Part):
             topic = channel.topic
             if channel.rule.reducer.is_uploaded:
                 if snapshot is None or snapshot.offset < topic.start_offset:
-                    snapshot = StoredSnapshot(*topic.start, self._clock.read_ms(), NOTHING)
+                    snapshot = StoredSnapshot(*topic.start, self._hub.clock_ms(), NOTHING)
                 done(snapshot)
                 return
             known = self._hub.recent.get(channel)
@@ -182,7 +182,7 @@ class States(Part):
                 self._runner.soon(partial(go_on, state, offset))
             else:
                 content = state if state is not None else NOTHING
-                done(StoredSnapshot(*until, self._clock.read_ms(), content))
+                done(StoredSnapshot(*until, self._hub.clock_ms(), content))
 
         start = channel.topic.start_offset
         if snapshot is None:
@@ -255,7 +255,7 @@ class States(Part):
                 refuse(ChannelError("bad-offset", text))
                 channel.job_done()
                 return
-            snapshot = StoredSnapshot(*at, self._clock.read_ms(), content)
+            snapshot = StoredSnapshot(*at, self._hub.clock_ms(), content)
             if self._hub.snapshots.are_notes:
                 channel.write([notes.snapshot_note(channel.name, snapshot)], done)
             else:
@@ -263,7 +263,7 @@ class States(Part):
 
         def done() -> None:
             answer(offset)
-            self._agenda.trim_soon(channel)
+            self._hub.trim_soon(channel)
             channel.job_done()
 
         self.load(channel, loaded, failed)

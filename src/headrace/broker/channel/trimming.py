@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Channel, Done, Failed, Part, nothing
+from headrace.broker.channel.channel import Channel, Done, Failed, Part
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.log.store import Note, waited_for
 from headrace.model import Position
@@ -34,7 +34,7 @@ class _Goal(NamedTuple):
 class LogTrimming(Part):
     def look(self, channel: Channel, now_ms: int) -> None:
         """Trim or destroy the log, as far as no member or reader needs it."""
-        if channel.hold(lambda: self.look(channel, self._clock.read_ms())):
+        if channel.hold(lambda: self.look(channel, self._hub.clock_ms())):
             return
         goal = self._goal(channel, now_ms)
         if goal is None:
@@ -68,7 +68,7 @@ class LogTrimming(Part):
         if not topic.exists:
             if channel.is_due(now_ms) and not channel.in_flight:
                 channel.schedule = None
-                channel.write([notes.no_schedule(channel.name)], nothing)
+                channel.write([notes.no_schedule(channel.name)])
             return None
         if channel.is_due(now_ms):
             if not channel.in_flight:
@@ -96,7 +96,7 @@ class LogTrimming(Part):
             return
         if goal.is_end and snapshot is not None and self._hub.snapshot_age_ms:
             # The age of the snapshot counts from the end of the log.
-            self._folded(channel, goal, snapshot._replace(ms=self._clock.read_ms()))
+            self._folded(channel, goal, snapshot._replace(ms=self._hub.clock_ms()))
         else:
             self._shorten(channel, goal, [])
 
@@ -110,7 +110,7 @@ class LogTrimming(Part):
         if goal.is_end:
             self._end(channel, goal.position, changed)
             return
-        now_ms = self._clock.read_ms()
+        now_ms = self._hub.clock_ms()
         if channel.is_due(now_ms):
             self._postpone(channel)
         # A member whose lease had ended may have come back meanwhile, and holds the log again.
@@ -126,7 +126,7 @@ class LogTrimming(Part):
     def _end(self, channel: Channel, at: Position, changed: Sequence[Note]) -> None:
         """Destroy a log that no member has used during the grace."""
         is_alive = channel.in_flight or channel.topic.end_offset != at.offset
-        if is_alive or not channel.is_due(self._clock.read_ms()):
+        if is_alive or not channel.is_due(self._hub.clock_ms()):
             channel.job_done()  # a member or message has come meanwhile, or an operator keeps the log
             return
         channel.schedule = None
@@ -146,7 +146,7 @@ class LogTrimming(Part):
         )
 
     def _end_note(self, channel: Channel, offset: int, ordinal: int) -> Note:
-        due_ms = self._clock.read_ms() + channel.rule.lease_ms + self._hub.remember_ms
+        due_ms = self._hub.clock_ms() + channel.rule.lease_ms + self._hub.remember_ms
         return notes.end_note(channel.name, offset, ordinal, due_ms)
 
     def _done(self, channel: Channel, what: str) -> None:
@@ -161,14 +161,14 @@ class LogTrimming(Part):
                 quoted(channel.name),
                 reason,
             )
-        if channel.is_due(self._clock.read_ms()):
+        if channel.is_due(self._hub.clock_ms()):
             self._postpone(channel)
         else:
-            self._agenda.retry_trim(channel, _wait_ms(channel))
+            self._hub.retry_trim(channel, _wait_ms(channel))
         channel.job_done()
 
     def _postpone(self, channel: Channel) -> None:
-        channel.plan_destruction(self._clock.read_ms() + _wait_ms(channel))
+        channel.plan_destruction(self._hub.clock_ms() + _wait_ms(channel))
 
     # Other jobs
 
@@ -195,7 +195,7 @@ class LogTrimming(Part):
         for member in [one for one in channel.members.values() if one.is_member]:
             subscriber = member.subscriber
             member.depart()
-            member.seen_ms = self._clock.now_ms
+            member.seen_ms = self._hub.now_ms
             changed.append(self._leases.end(channel, member))
             if subscriber is not None:
                 subscriber.ended(name, "destroyed")
