@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 Done = Callable[[], None]
 Loaded = Callable[[StoredSnapshot | None], None]
+TakeAccepted = Callable[["Accepted"], None]
+TakeBatch = Callable[[Batch], None]
+TakeOffset = Callable[[int], None]
 Refuse = Callable[[ChannelError], None]
 Failed = Callable[[str], None]
 """Callback that gets the reason why something could not be done."""
@@ -182,19 +185,15 @@ class Channel:
         """
         return self._hub.membership.request(self, processor, at_cursor=at_cursor)
 
-    def send(
-        self, member: Member, number: int, content: Content, answer: Callable[[Accepted], None]
-    ) -> None:
+    def send(self, member: Member, number: int, content: Content, answer: TakeAccepted) -> None:
         """Store a message unless its number is stored already. Raises ChannelError."""
         self._hub.sending.send(self, member, number, content, answer)
 
-    def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
+    def fetch(self, member: Member, messages_max: int, answer: TakeBatch) -> None:
         """Answer with pending messages. They stay pending until they are acknowledged."""
         self._hub.receiving.fetch(self, member, messages_max, answer)
 
-    def fetch_from(
-        self, offset: int, messages_max: int, answer: Callable[[Batch], None], refuse: Refuse
-    ) -> None:
+    def fetch_from(self, offset: int, messages_max: int, answer: TakeBatch, refuse: Refuse) -> None:
         """Answer with messages after an offset, from all senders. This moves no cursor."""
         self._hub.receiving.fetch_from(self, offset, messages_max, answer, refuse)
 
@@ -202,15 +201,11 @@ class Channel:
         """Push or signal pending messages to a member whose connection has room again."""
         self._hub.receiving.go_on(self, member)
 
-    def ack(
-        self, member: Member, offset: int, answer: Callable[[int], None], refuse: Refuse
-    ) -> None:
+    def ack(self, member: Member, offset: int, answer: TakeOffset, refuse: Refuse) -> None:
         """Move a member's cursor past the message that ends at `offset`; `answer` gets the durable cursor."""
         self._hub.receiving.ack(self, member, offset, answer, refuse)
 
-    def upload(
-        self, offset: int, content: Content, answer: Callable[[int], None], refuse: Refuse
-    ) -> None:
+    def upload(self, offset: int, content: Content, answer: TakeOffset, refuse: Refuse) -> None:
         """Store a state that a processor has computed. Raises ChannelError."""
         self._hub.states.upload(self, offset, content, answer, refuse)
 

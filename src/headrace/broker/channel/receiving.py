@@ -1,10 +1,9 @@
 """Receiving from a channel by push, signal or poll, and acknowledging. Each member has one cursor."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker.channel.channel import Channel, Part, Refuse
+from headrace.broker.channel.channel import Channel, Part, Refuse, TakeBatch, TakeOffset
 from headrace.broker.channel.member import (
     Batch,
     Member,
@@ -19,9 +18,6 @@ from headrace.log.records import split_records
 from headrace.log.store import Appended, ColdError
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
 from headrace.payload.channel import prefix_of
-
-TakeBatch = Callable[[Batch], None]
-TakeOffset = Callable[[int], None]
 
 BATCH_MESSAGES_MAX = 500
 BATCH_BYTES_MAX = 1 << 18
@@ -63,15 +59,11 @@ class Receiving(Part):
                 if not member.gets_own and _has_own(shared, member):
                     self.go_on(channel, member)
                 elif subscriber.messages(channel.name, shared):
-                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
-                    member.transmitted(
-                        [
-                            Transmitted(message.offset, message.offset, ordinal)
-                            for message, ordinal in zip(shared.messages, ordinals, strict=True)
-                        ],
-                        one.end,
-                        ordinals.stop - 1,
-                    )
+                    sent = [
+                        Transmitted(message.offset, message.offset, ordinal)
+                        for ordinal, message in enumerate(shared.messages, one.ordinal + 1)
+                    ]
+                    member.transmitted(sent, one.end, one.ordinal + count)
         channel.wake()
 
     # Pushing and signalling
@@ -180,9 +172,8 @@ class Receiving(Part):
                         if sent:
                             sent[-1] = Transmitted(sent[-1].offset, offset, ordinal)
                     else:
-                        messages.append(
-                            OutgoingMessage(offset, run.ms, record[RECORD_HEADER_BYTES:])
-                        )
+                        payload = record[RECORD_HEADER_BYTES:]
+                        messages.append(OutgoingMessage(offset, run.ms, payload))
                         sent.append(Transmitted(offset, offset, ordinal))
                         size += len(record)
             if not chunk.runs:
@@ -219,21 +210,15 @@ class Receiving(Part):
                 self._warm(cold, look)
                 return
             if found is None:
-                refuse(
-                    ChannelError(
-                        "bad-offset",
-                        f"no message that {member.name!r} may acknowledge ends at offset {offset} "
-                        f"of channel {channel.name!r}",
-                    )
-                )
+                text = f"no message that {member.name!r} may acknowledge ends at offset {offset}"
+                refuse(ChannelError("bad-offset", f"{text} of channel {channel.name!r}"))
             elif found.offset < member.offset:
                 if member.gets_own and found.offset > member.confirmed[0]:
                     # The connection began ahead of the cursor. Now the cursor follows.
                     member.acked = found.offset, found.ordinal
                     member.standing = Standing.MEMBER
-                    channel.write(
-                        [self._leases.note(channel, member)], partial(answer, found.offset)
-                    )
+                    note = self._leases.note(channel, member)
+                    channel.write([note], partial(answer, found.offset))
                     self._hub.trim_soon(channel)
                 else:
                     _answer_with_cursor(channel, member, answer)

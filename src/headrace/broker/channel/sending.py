@@ -1,10 +1,10 @@
 """Sending to a channel. The messages of a processor are stored once, in the order of their numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Accepted, Channel, Done, Part
+from headrace.broker.channel.channel import Accepted, Channel, Done, Part, TakeAccepted
 from headrace.broker.channel.member import Member
 from headrace.errors import ChannelError
 from headrace.log.records import pack_record, split_records
@@ -23,15 +23,13 @@ from headrace.payload.reducers import CannotFoldError
 
 _READ_BYTES = 1 << 18
 
-Answer = Callable[[Accepted], None]
-
 _OFFSETS_MAX = 1000
 """Number of messages whose offsets are kept in memory for a member that has sent a message again."""
 
 
 class Sending(Part):
     def send(
-        self, channel: Channel, member: Member, number: int, content: Content, answer: Answer
+        self, channel: Channel, member: Member, number: int, content: Content, answer: TakeAccepted
     ) -> None:
         if number <= member.number:
             self._hub.count("duplicates_refused_total")
@@ -65,7 +63,7 @@ class Sending(Part):
         channel.write([self._leases.note(channel, member)], stored, records=[record])
 
     @staticmethod
-    def _stored(member: Member, answer: Answer, accepted: Accepted) -> None:
+    def _stored(member: Member, answer: TakeAccepted, accepted: Accepted) -> None:
         if member.sent_again is None:
             answer(accepted)
         else:  # the answer waits for messages that were sent again before this one
@@ -111,7 +109,9 @@ class Sending(Part):
             changed.append(channel.schedule)
         channel.write(changed, done, records=records)
 
-    def _send_again(self, channel: Channel, member: Member, number: int, answer: Answer) -> None:
+    def _send_again(
+        self, channel: Channel, member: Member, number: int, answer: TakeAccepted
+    ) -> None:
         """Answer a message that was sent again, after the first one is committed."""
 
         def tell(offset: int | None) -> None:
@@ -119,11 +119,10 @@ class Sending(Part):
             answer(Accepted(offset if kept else None, True))
 
         def look() -> None:
-            offset = member.offsets.get(number) if member.offsets is not None else None
             if member.sent_again is not None:
                 member.sent_again.append((number, tell))
-            elif offset is not None:
-                tell(offset)
+            elif member.offsets is not None and number in member.offsets:
+                tell(member.offsets[number])
             else:
                 member.sent_again = [(number, tell)]
                 self._look_back(channel, member, number, {}, channel.topic.start_offset)

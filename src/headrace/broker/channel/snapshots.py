@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Channel, Done, Failed, Loaded, Part, Refuse
+from headrace.broker.channel.channel import Channel, Done, Failed, Loaded, Part, Refuse, TakeOffset
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
 from headrace.log.records import split_records
@@ -44,6 +44,10 @@ class Older(NamedTuple):
     """Name after which the next step starts; None at the end."""
 
 
+TakeOlder = Callable[[Older], None]
+Computed = Callable[[StoredSnapshot], None]
+
+
 class Snapshots(Protocol):
     are_notes: bool
     """True if snapshots are stored with a change of the store, and not by `save`."""
@@ -57,9 +61,7 @@ class Snapshots(Protocol):
     def remove(self, channel: str, done: Done, failed: Failed) -> None:
         """Delete a snapshot; `done` is called when that is durable. A note is deleted by the next change."""
 
-    def older(
-        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
-    ) -> None:
+    def older(self, before_ms: int, after: str, done: TakeOlder, failed: Failed) -> None:
         """Find some channels whose snapshots were stored before `before_ms`, in the order of their names."""
 
 
@@ -80,9 +82,7 @@ class NotedSnapshots:
     def remove(self, channel: str, done: Done, failed: Failed) -> None:
         done()
 
-    def older(
-        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
-    ) -> None:
+    def older(self, before_ms: int, after: str, done: TakeOlder, failed: Failed) -> None:
         first = notes.begin(notes.SNAPSHOT, "")
         begin = notes.past(notes.SNAPSHOT, after) if after else first
         noted = self._store.notes(first, begin, OLDER_MAX)
@@ -105,9 +105,7 @@ class States(Part):
 
         self._hub.snapshots.load(channel.name, loaded, failed)
 
-    def compute(
-        self, channel: Channel, done: Callable[[StoredSnapshot], None], failed: Failed
-    ) -> None:
+    def compute(self, channel: Channel, done: Computed, failed: Failed) -> None:
         """Compute the state after all messages; with the reducer `uploaded`, load the last upload."""
         assert channel.is_busy
 
@@ -154,7 +152,7 @@ class States(Part):
         channel: Channel,
         snapshot: StoredSnapshot | None,
         until: Position,
-        done: Callable[[StoredSnapshot], None],
+        done: Computed,
         failed: Failed,
     ) -> None:
         """Fold the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
@@ -167,8 +165,14 @@ class States(Part):
                 self._warm(cold, partial(go_on, state, offset))
                 return
             messages, size = _messages(channel, chunk, until.offset)
-            work = partial(_attempt, partial(channel.rule.reducer.fold, state, messages))
             following = max(chunk.next_offset, offset + 1) if chunk.runs else until.offset
+
+            def work() -> Content | CannotFoldError | None:
+                try:
+                    return channel.rule.reducer.fold(state, messages)
+                except CannotFoldError as error:
+                    return error
+
             # A large state is decoded and encoded again, even for a few messages.
             if size + len(state.data if state else b"") <= _FOLDED_HERE_BYTES:
                 folded(following, work())
@@ -213,12 +217,7 @@ class States(Part):
             done([note])
 
     def upload(
-        self,
-        channel: Channel,
-        offset: int,
-        content: Content,
-        answer: Callable[[int], None],
-        refuse: Refuse,
+        self, channel: Channel, offset: int, content: Content, answer: TakeOffset, refuse: Refuse
     ) -> None:
         """Store the state after all messages up to `offset`; `answer` gets the offset of the stored state.
 
@@ -312,10 +311,3 @@ def _messages(channel: Channel, chunk: Chunk, until: int) -> tuple[list[StoredMe
                 name = quoted(channel.name)
                 logger.error("channel %s: a record is no message and is skipped: %s", name, error)
     return messages, size
-
-
-def _attempt(work: Callable[[], Content | None]) -> Content | BaseException | None:
-    try:
-        return work()
-    except CannotFoldError as error:
-        return error
