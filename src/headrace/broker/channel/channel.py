@@ -323,7 +323,6 @@ class Part:
         self._hub = hub
         self._store = hub.store
         self._runner = hub.runner
-        self._leases = hub.leases
 
     def _warm(self, cold: ColdError, then: Done) -> None:
         """Read from the disk in a thread, then try again."""

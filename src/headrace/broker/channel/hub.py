@@ -6,6 +6,7 @@ when it is needed. Idle channels cost no time: the store finds the notes that ar
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from heapq import merge
 from itertools import groupby, islice
@@ -46,37 +47,27 @@ _EXPIRY_MS_MAX = 3_600_000
 """Maximum time between two rounds that look for old snapshots."""
 
 
+@dataclass(eq=False, repr=False)
 class Channels:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        snapshots: Snapshots,
-        rule: Callable[[str], ChannelRule],
-        clock_ms: Callable[[], int],
-        *,
-        elapsed_ms: Callable[[], int],
-        members_max: int,
-        remember_ms: int,
-        look_ms: int = LOOK_MS,
-        snapshot_age_ms: int = 0,
-        count: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Times on disk come from `clock_ms`, which may be set; durations in memory come from `elapsed_ms`.
+    store: Store
+    runner: Runner
+    snapshots: Snapshots
+    rule: Callable[[str], ChannelRule]
+    clock_ms: Callable[[], int]
+    """Clock for times on disk, which may be set."""
+    _: KW_ONLY
+    elapsed_ms: Callable[[], int]
+    """Clock for durations in memory, which is never set."""
+    members_max: int
+    remember_ms: int
+    look_ms: int = LOOK_MS
+    snapshot_age_ms: int = 0
+    """Age at which the last state of a channel without a log is forgotten; 0: never."""
+    count: Callable[[str], None] = lambda _: None
+    """Called with the name of a counter to increment it."""
 
-        `snapshot_age_ms`: the age at which the last state of a channel without a log is forgotten; 0: never.
-        `count` is called with the name of a counter to increment it.
-        """
-        self.store = store
-        self.runner = runner
-        self.snapshots = snapshots
-        self.rule = rule
-        self.clock_ms = clock_ms
-        self.members_max = members_max
-        self.remember_ms = remember_ms
-        self.snapshot_age_ms = snapshot_age_ms
-        self.count = count
-        self.now_ms = clock_ms()
+    def __post_init__(self) -> None:
+        self.now_ms = self.clock_ms()
         """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
         self.started_ms = self.now_ms
         """Time when this server started, or when its clock was last set back."""
@@ -90,8 +81,6 @@ class Channels:
         self.states = States(self)
         self.trimming = LogTrimming(self)
         self.report = ChannelReport(self)
-        self._elapsed_ms = elapsed_ms
-        self._look_ms = look_ms
         self._known: dict[str, Channel] = {}
         self._failed: dict[Channel, None] = {}
         """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
@@ -99,14 +88,14 @@ class Channels:
         self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
         """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
         self._is_trimming = False
-        self._trimmed_ms = elapsed_ms() - look_ms
+        self._trimmed_ms = self.elapsed_ms() - self.look_ms
         self._swept: str | None = ""
         """Last topic that the sweep after a start has handled; None when the sweep is complete."""
         self._sweep_ms = self.now_ms
         self._is_expiring = False
         self._expired = ""
         """Last channel whose snapshot this round has checked."""
-        self._expiry_ms = elapsed_ms()
+        self._expiry_ms = self.elapsed_ms()
         """Time by `elapsed_ms` when the next round begins."""
 
     def reload(self) -> None:
@@ -181,7 +170,7 @@ class Channels:
     def retry_trim(self, channel: Channel, wait_ms: int) -> None:
         """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
         if not self._failed:
-            self._retry_ms = self._elapsed_ms() + wait_ms
+            self._retry_ms = self.elapsed_ms() + wait_ms
         self._failed[channel] = None
 
     def polled(self, channel: Channel, member: Member) -> None:
@@ -189,14 +178,14 @@ class Channels:
         member.is_polling = True
         key = channel, member.name
         self._pollers.pop(key, None)
-        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
+        self._pollers[key] = self.elapsed_ms() + channel.rule.presence_ms
 
     # Work that is due by the clock
 
     def tick(self) -> None:
         """Do the work that is due; called a few times a second."""
         now_ms = self.now_ms = self.clock_ms()
-        elapsed_ms = self._elapsed_ms()
+        elapsed_ms = self.elapsed_ms()
         while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
             (channel, processor), _ = self._pollers.popitem(last=False)
             self.membership.stopped_polling(channel, processor)
@@ -206,7 +195,7 @@ class Channels:
         if self._failed and elapsed_ms >= self._retry_ms:
             self.changed |= self._failed
             self._failed = {}
-        is_time = elapsed_ms - self._trimmed_ms >= self._look_ms
+        is_time = elapsed_ms - self._trimmed_ms >= self.look_ms
         if self.changed and not self._is_trimming and is_time:
             self._is_trimming, self._trimmed_ms = True, elapsed_ms
             self._trim(iter(list(self.changed)))
@@ -284,7 +273,7 @@ class Channels:
             pause()
 
         def pause() -> None:
-            self._expiry_ms = self._elapsed_ms() + min(_EXPIRY_MS_MAX, self.snapshot_age_ms)
+            self._expiry_ms = self.elapsed_ms() + min(_EXPIRY_MS_MAX, self.snapshot_age_ms)
 
         self.snapshots.older(before_ms, self._expired, found, failed)
 
@@ -375,7 +364,7 @@ class ChannelReport(Part):
     ) -> dict[str, Any]:
         topic = channel.topic
         offset, ordinal = member.confirmed
-        holds = self._leases.holds(channel, member, now_ms)
+        holds = self._hub.leases.holds(channel, member, now_ms)
         at = Position(topic.epoch, offset, ordinal)
         behind = self._store.kept(topic, at)
         return {
@@ -388,7 +377,7 @@ class ChannelReport(Part):
             "lag_messages": behind.records,
             "lag_bytes": behind.bytes,
             "missed_messages": Span.between(at, topic.start).records,
-            "leased_until_ms": self._leases.end_ms(channel, member),
+            "leased_until_ms": self._hub.leases.end_ms(channel, member),
             "holds": holds and member.offset <= needed_from < topic.end_offset,
         }
 

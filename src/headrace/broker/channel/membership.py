@@ -5,7 +5,6 @@ When the last member departs, the destruction of the log is planned. Elsewhere: 
 """
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from headrace.broker.channel import notes
 from headrace.broker.channel.channel import Channel, Done, Joined, JoinRequest, MissedByMember, Part
@@ -15,18 +14,12 @@ from headrace.errors import ChannelError
 from headrace.log.store import ColdError, Note
 from headrace.model import JUMP, Position
 
-if TYPE_CHECKING:
-    from headrace.broker.channel.hub import Channels
-
 _RENEWED_MS_MIN = 60_000
 """Minimum time between two notes that record the presence of a member with a short lease."""
 
 
-class Leases:
+class Leases(Part):
     """Times until which members are kept and remembered, and the notes in which these times are due."""
-
-    def __init__(self, hub: "Channels") -> None:
-        self._hub = hub
 
     def holds(self, channel: Channel, member: Member, now_ms: int) -> bool:
         """Return True if the log is kept for this member."""
@@ -223,7 +216,7 @@ class Membership(Part):
             member.number,
             missed,
             snapshot,
-            self._leases.lease_ms(channel, member) if member.lease_ms else 0,
+            self._hub.leases.lease_ms(channel, member) if member.lease_ms else 0,
         )
 
         def done() -> None:
@@ -239,7 +232,7 @@ class Membership(Part):
                 asked.answer(joined)
                 channel.go_on(member)
 
-        channel.write([self._leases.note(channel, member)], done)
+        channel.write([self._hub.leases.note(channel, member)], done)
 
     def _missed(self, channel: Channel, member: Member, at: Position) -> MissedByMember | None:
         """Return the unacknowledged messages that a member will never get if it continues at a position."""
@@ -277,7 +270,7 @@ class Membership(Part):
         self._end(channel, member, answer)
 
     def _end(self, channel: Channel, member: Member, done: Done = lambda: None) -> None:
-        channel.write([self._leases.end(channel, member)], done)
+        channel.write([self._hub.leases.end(channel, member)], done)
         self._hub.trim_soon(channel)
 
     # Presence
@@ -299,32 +292,27 @@ class Membership(Part):
     def request(self, channel: Channel, processor: str, *, at_cursor: bool) -> Member:
         member = channel.members.get(processor)
         if member is None or not member.is_member:
-            raise ChannelError(
-                "not-joined", f"{processor!r} is no member of channel {channel.name!r}: join first"
-            )
+            text = f"{processor!r} is no member of channel {channel.name!r}: join first"
+            raise ChannelError("not-joined", text)
         if at_cursor and member.offset < channel.topic.start_offset:
-            raise ChannelError(
-                "not-joined",
-                f"{processor!r} was away from channel {channel.name!r} for so long that messages are gone: "
-                "join again",
-            )
+            text = f"{processor!r} was away from channel {channel.name!r} for so long"
+            raise ChannelError("not-joined", f"{text} that messages are gone: join again")
         if not member.is_present:
             self._arrive(channel, member, None)
             member.enter(member.offset, member.ordinal)
         self._hub.polled(channel, member)
-        if self._hub.now_ms - member.seen_ms >= self._leases.renewed_after_ms(channel, member):
+        if self._hub.now_ms - member.seen_ms >= self._hub.leases.renewed_after_ms(channel, member):
             member.seen_ms = self._hub.now_ms
-            channel.write([self._leases.note(channel, member)])
+            channel.write([self._hub.leases.note(channel, member)])
         return member
 
     def stopped_polling(self, channel: Channel, processor: str) -> None:
         member = channel.members.get(processor)
-        if member is None or not member.is_polling:
-            return
-        if member.subscriber is None:
-            self._depart(channel, member)
-        else:
-            member.is_polling = False
+        if member is not None and member.is_polling:
+            if member.subscriber is None:
+                self._depart(channel, member)
+            else:
+                member.is_polling = False
 
     def _arrive(
         self, channel: Channel, member: Member, subscriber: MemberConnection | None
@@ -350,7 +338,7 @@ class Membership(Part):
         if member.lease_ms:
             # A short lease counts from now, not from the last note of the member.
             member.seen_ms = self._hub.clock_ms()
-            channel.write([self._leases.note(channel, member)])
+            channel.write([self._hub.leases.note(channel, member)])
         if not channel.present and channel.schedule is None:
             channel.plan_destruction(self._hub.clock_ms() + channel.rule.grace_ms)
         self._hub.trim_soon(channel)
@@ -359,7 +347,7 @@ class Membership(Part):
 
     def renew(self, channel: Channel, member: Member, now_ms: int) -> None:
         """Update a member whose note is due: renew its presence, end its short lease, or forget it."""
-        leases = self._leases
+        leases = self._hub.leases
         if member.is_present:
             member.seen_ms = now_ms
         elif member.is_member and member.lease_ms and now_ms >= leases.end_ms(channel, member):
@@ -378,7 +366,7 @@ class Membership(Part):
         for member in future:
             member.seen_ms = now_ms
         if future:
-            channel.write([self._leases.note(channel, member) for member in future])
+            channel.write([self._hub.leases.note(channel, member) for member in future])
         due_ms, schedule = now_ms + channel.rule.grace_ms, channel.schedule
         if schedule is not None and schedule.due_ms > due_ms and not channel.is_busy:
             channel.plan_destruction(due_ms)

@@ -36,9 +36,8 @@ class StoredSnapshot(NamedTuple):
     content: Content
 
 
-_SnapshotValue = tuple[int, int, int, int, bool, bytes]
 _decode_member = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-_decode_snapshot = msgspec.msgpack.Decoder(_SnapshotValue).decode
+_decode_snapshot = msgspec.msgpack.Decoder(tuple[int, int, int, int, bool, bytes]).decode
 _decode_end = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 

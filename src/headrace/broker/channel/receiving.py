@@ -217,7 +217,7 @@ class Receiving(Part):
                     # The connection began ahead of the cursor. Now the cursor follows.
                     member.acked = found.offset, found.ordinal
                     member.standing = Standing.MEMBER
-                    note = self._leases.note(channel, member)
+                    note = self._hub.leases.note(channel, member)
                     channel.write([note], partial(answer, found.offset))
                     self._hub.trim_soon(channel)
                 else:
@@ -263,7 +263,7 @@ class Receiving(Part):
 
         member.acknowledge(offset, ordinal)
         member.seen_ms = self._hub.now_ms
-        channel.write([self._leases.note(channel, member)], done)
+        channel.write([self._hub.leases.note(channel, member)], done)
         self._hub.trim_soon(channel)
 
 

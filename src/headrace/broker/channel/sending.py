@@ -36,11 +36,8 @@ class Sending(Part):
             self._send_again(channel, member, number, answer)
             return
         if number > member.number + 1:
-            raise ChannelError(
-                "gap",
-                f"the next number of {member.name!r} in channel {channel.name!r} is "
-                f"{member.number + 1}, not {number}",
-            )
+            text = f"the next number of {member.name!r} in channel {channel.name!r}"
+            raise ChannelError("gap", f"{text} is {member.number + 1}, not {number}")
         try:
             channel.rule.reducer.check(content)
             record = pack_record(encode_message(StoredMessage(member.name, number, content)))
@@ -60,7 +57,7 @@ class Sending(Part):
             if len(member.offsets) > _OFFSETS_MAX:
                 member.offsets = None
         stored = partial(self._stored, member, answer, Accepted(end, False))
-        channel.write([self._leases.note(channel, member)], stored, records=[record])
+        channel.write([self._hub.leases.note(channel, member)], stored, records=[record])
 
     @staticmethod
     def _stored(member: Member, answer: TakeAccepted, accepted: Accepted) -> None:
@@ -98,10 +95,10 @@ class Sending(Part):
                 member.sent_itself(begin, channel.end_offset, channel.end_ordinal)
             member.offsets = None
             # The number is remembered from now on, but the cursor is not kept longer than before.
-            held_ms = self._leases.lease_ms(channel, member) if member.is_member else 0
+            held_ms = self._hub.leases.lease_ms(channel, member) if member.is_member else 0
             member.seen_ms = max(member.seen_ms, now_ms - held_ms)
             senders[name] = member
-        changed = [note, *(self._leases.note(channel, member) for member in senders.values())]
+        changed = [note, *(self._hub.leases.note(channel, member) for member in senders.values())]
         if records and not channel.present and channel.schedule is None:
             # No member was present whose departure would have planned the destruction.
             due_ms = self._hub.clock_ms() + channel.rule.grace_ms

@@ -49,7 +49,7 @@ class LogTrimming(Part):
         topic = channel.topic
         offset, ordinal = topic.end_offset, topic.end_ordinal
         for member in channel.members.values():
-            if not self._leases.holds(channel, member, now_ms):
+            if not self._hub.leases.holds(channel, member, now_ms):
                 continue
             if member.offset < offset:
                 offset, ordinal = member.offset, member.ordinal
@@ -156,11 +156,8 @@ class LogTrimming(Part):
     def _failed(self, channel: Channel, reason: str) -> None:
         if channel.trouble != reason:
             channel.trouble = reason
-            logger.error(
-                "channel %s: the log cannot be trimmed now, and is trimmed later: %s",
-                quoted(channel.name),
-                reason,
-            )
+            text = "channel %s: the log cannot be trimmed now, and is trimmed later: %s"
+            logger.error(text, quoted(channel.name), reason)
         if channel.is_due(self._hub.clock_ms()):
             self._postpone(channel)
         else:
@@ -196,7 +193,7 @@ class LogTrimming(Part):
             subscriber = member.subscriber
             member.depart()
             member.seen_ms = self._hub.now_ms
-            changed.append(self._leases.end(channel, member))
+            changed.append(self._hub.leases.end(channel, member))
             if subscriber is not None:
                 subscriber.ended(name, "destroyed")
         channel.present, channel.schedule, channel.trouble = 0, None, ""
