@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
@@ -265,9 +266,8 @@ class Readers:
         line.storing = True
         topic, reader = line.key
         try:
-            self._store.set_cursors(
-                reader, {topic: position}, lambda: self._kept(line, position, grant)
-            )
+            kept = partial(self._kept, line, position, grant)
+            self._store.set_cursors(reader, {topic: position}, kept)
         except StoreFailedError:
             pass  # the server is stopping, which closes all connections
         except HeadraceError as error:

@@ -300,13 +300,9 @@ class Channel:
     ) -> None:
         """Write notes and records, and trim or destroy the log, in one commit; `done`: it is durable."""
         self.in_flight += 1
+        done = partial(self._changed, done)
         self._hub.store.change(
-            self.topic,
-            records=records,
-            notes=changed,
-            trim=trim,
-            destroy=destroy,
-            done=partial(self._changed, done),
+            self.topic, records=records, notes=changed, trim=trim, destroy=destroy, done=done
         )
 
     def _changed(self, done: Done) -> None:

@@ -242,8 +242,7 @@ class Channels:
             return
         found = self.store.topics(CHANNEL_PREFIX, self._swept, _LOOKED_AT_ONCE)
         for topic in found:
-            name = topic.name.removeprefix(CHANNEL_PREFIX)
-            channel = self.get(name)
+            channel = self.get(topic.name.removeprefix(CHANNEL_PREFIX))
             # A channel that is being destroyed has no schedule any more.
             if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
@@ -363,16 +362,15 @@ class ChannelReport(Part):
         self, channel: Channel, member: Member, needed_from: int, now_ms: int
     ) -> dict[str, Any]:
         topic = channel.topic
-        offset, ordinal = member.confirmed
         holds = self._hub.leases.holds(channel, member, now_ms)
-        at = Position(topic.epoch, offset, ordinal)
+        at = Position(topic.epoch, *member.confirmed)
         behind = self._store.kept(topic, at)
         return {
             "processor": member.name,
             "present": member.is_present,
             "receive": member.receive.value if member.subscriber is not None else None,
             "new": member.standing is Standing.NEW,
-            "cursor": offset,
+            "cursor": at.offset,
             "number": member.number,
             "lag_messages": behind.records,
             "lag_bytes": behind.bytes,

@@ -23,8 +23,7 @@ class Leases(Part):
 
     def holds(self, channel: Channel, member: Member, now_ms: int) -> bool:
         """Return True if the log is kept for this member."""
-        is_leased = now_ms < self.end_ms(channel, member)
-        return member.is_member and (member.is_present or is_leased)
+        return member.is_member and (member.is_present or now_ms < self.end_ms(channel, member))
 
     def lease_ms(self, channel: Channel, member: Member) -> int:
         """Return a member's lease: the one that it chose, if that is shorter than the channel's."""
@@ -51,9 +50,8 @@ class Leases(Part):
 
     def forgotten_ms(self, channel: Channel, member: Member) -> int:
         """Return the time when even the number of an absent member's last message is forgotten."""
-        if member.is_member:
-            return self.end_ms(channel, member) + self._hub.remember_ms
-        return member.seen_ms + self._hub.remember_ms
+        last_ms = self.end_ms(channel, member) if member.is_member else member.seen_ms
+        return last_ms + self._hub.remember_ms
 
     def note(self, channel: Channel, member: Member) -> Note:
         if member.is_present:

@@ -84,11 +84,6 @@ class _Question(NamedTuple):
     answer: Callable[[int | None], None]
 
 
-class _Addition(NamedTuple):
-    events: Sequence[NewEvent]
-    done: Callable[[], None]
-
-
 class LoguxLog:
     def __init__(
         self,
@@ -116,7 +111,7 @@ class LoguxLog:
         self._indexed = topic.start
         """Position up to which the table has the records."""
         self._forgotten = 0
-        self._waiting: deque[_Addition] = deque()
+        self._waiting: deque[tuple[Sequence[NewEvent], Callable[[], None]]] = deque()
         self._questions: list[_Question] = []
         self._recent: dict[bytes, int] = {}
         """Keys of events that the table lacks, each with the number of its append."""
@@ -131,7 +126,7 @@ class LoguxLog:
 
     def add(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
         """Store the new events together and in this order; `done` is called when all events are durable."""
-        self._waiting.append(_Addition(events, done))
+        self._waiting.append((events, done))
         self._go_on()
 
     def locate(self, keys: Sequence[bytes], answer: Callable[[int | None], None]) -> None:
@@ -165,11 +160,11 @@ class LoguxLog:
                 self._open()
             return
         while self._waiting and len(self._recent) < RECENT_MAX:
-            if not all(map(self._is_known, self._waiting[0].events)):
+            if not all(map(self._is_known, self._waiting[0][0])):
                 if not self._busy:
                     self._look_up()
                 return
-            self._append(self._waiting.popleft())
+            self._append(*self._waiting.popleft())
         if self._questions and not self._busy:
             self._ask()
         if len(self._recent) >= INDEXED_AT_ONCE and not self._busy:
@@ -189,13 +184,13 @@ class LoguxLog:
         latest = self._latest.get(_host(stamp))
         return latest is not None and (stamp.ms, stamp.number) > latest
 
-    def _append(self, addition: _Addition) -> None:
-        fresh = {event.key: event for event in reversed(addition.events) if self._is_new(event)}
-        needed = max((self._recent.get(event.key, 0) for event in addition.events), default=0)
-        if len(fresh) < len(addition.events):
-            self._repeated(len(addition.events) - len(fresh))
+    def _append(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
+        fresh = {event.key: event for event in reversed(events) if self._is_new(event)}
+        needed = max((self._recent.get(event.key, 0) for event in events), default=0)
+        if len(fresh) < len(events):
+            self._repeated(len(events) - len(fresh))
         if fresh:
-            events = [event for event in addition.events if fresh.pop(event.key, None) is not None]
+            events = [event for event in events if fresh.pop(event.key, None) is not None]
             try:
                 records = [pack_record(event.payload) for event in events]
                 self._store.append({self.topic: records}, self._committed)
@@ -206,7 +201,7 @@ class LoguxLog:
                 self._recent[event.key] = needed
                 if event.stamp is not None:
                     self._note_latest(_host(event.stamp), (event.stamp.ms, event.stamp.number))
-        self._unanswered.append((needed, addition.done))
+        self._unanswered.append((needed, done))
         self._answer()
 
     def _is_new(self, event: NewEvent) -> bool:
@@ -237,9 +232,8 @@ class LoguxLog:
     # Jobs on the table
 
     def _look_up(self) -> None:
-        events = [
-            event for one in self._waiting for event in one.events if not self._is_known(event)
-        ][:_LOOKED_UP_MAX]
+        waiting = (event for events, _ in self._waiting for event in events)
+        events = [event for event in waiting if not self._is_known(event)][:_LOOKED_UP_MAX]
         keys = {event.key for event in events}
         hosts = {_host(event.stamp) for event in events if event.stamp is not None}
 
