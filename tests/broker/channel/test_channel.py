@@ -98,7 +98,7 @@ class Client:
 
     def close(self) -> None:
         self.is_gone = True
-        self.channel.gone(self.name, self)
+        self.world.channels.membership.gone(self.channel, self.name, self)
         self.world.commit_all()
 
     def leave(self) -> None:

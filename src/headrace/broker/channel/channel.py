@@ -174,10 +174,6 @@ class Channel:
         """End a membership. `by`: the connection that asks for it, if any. `forget`: drop the number too."""
         self._hub.membership.leave(self, processor, answer, by, forget=forget)
 
-    def gone(self, processor: str, subscriber: MemberConnection) -> None:
-        """Handle the end of a member's connection."""
-        self._hub.membership.gone(self, processor, subscriber)
-
     def request(self, processor: str, *, at_cursor: bool = True) -> Member:
         """Return the member that makes a request without a connection. Raises ChannelError if it must join.
 

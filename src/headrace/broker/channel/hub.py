@@ -142,7 +142,7 @@ class Channels:
 
         def some(channels: Sequence[Channel]) -> None:
             for channel in channels[:_LOOKED_AT_ONCE]:
-                channel.gone(processor, subscriber)
+                self.membership.gone(channel, processor, subscriber)
                 self.rest(channel)
             if rest := channels[_LOOKED_AT_ONCE:]:
                 self.runner.soon(partial(some, rest))

@@ -274,6 +274,7 @@ class Membership(Part):
     # Presence
 
     def gone(self, channel: Channel, processor: str, subscriber: MemberConnection) -> None:
+        """Handle the end of a member's connection."""
         member = channel.members.get(processor)
         if member is None or member.subscriber is not subscriber:
             return
