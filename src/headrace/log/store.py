@@ -5,6 +5,7 @@ thread, that of the event loop. An append completes later, with a call of its ca
 positions in every store.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -431,14 +432,18 @@ def add_in_portions(
 
     The next portion follows when `add` calls back.
     """
-    portions = _portions(parts)
+    rest = deque(parts)
 
     def following() -> None:
-        portion = next(portions, None)
-        if portion is None:
-            done(None)
-        else:
+        portion: list[BatchPart] = []
+        count = 0
+        while rest and (not portion or count + rest[0].block.record_count <= PORTION_RECORDS_MAX):
+            count += rest[0].block.record_count
+            portion.append(rest.popleft())
+        if portion:
             runner.background(lambda: decode(portion), decoded)
+        else:
+            done(None)
 
     def decoded(result: T | BaseException) -> None:
         if isinstance(result, BaseException):
@@ -447,19 +452,6 @@ def add_in_portions(
             add(result, following)
 
     following()
-
-
-def _portions(parts: Iterable[BatchPart]) -> Iterator[list[BatchPart]]:
-    portion: list[BatchPart] = []
-    count = 0
-    for part in parts:
-        if portion and count + part.block.record_count > PORTION_RECORDS_MAX:
-            yield portion
-            portion, count = [], 0
-        portion.append(part)
-        count += part.block.record_count
-    if portion:
-        yield portion
 
 
 def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:

@@ -6,7 +6,6 @@ its channel is in memory, so that the next one only needs the messages since the
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -273,7 +272,7 @@ class RecentStates:
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._states: OrderedDict[Channel, StoredSnapshot] = OrderedDict()
+        self._states: dict[Channel, StoredSnapshot] = {}
 
     def get(self, channel: Channel) -> StoredSnapshot | None:
         return self._states.get(channel)
