@@ -17,8 +17,9 @@ back to resuming: it is late, but it is bounded in memory and loses nothing.
 import logging
 import sys
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from enum import Enum
 from itertools import accumulate
 from typing import NamedTuple, Protocol
@@ -81,19 +82,17 @@ class Sink(Protocol):
         """Called when there are records to pull."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BrokerSubscription:
-    __slots__ = ("encode", "offset", "ordinal", "reader", "sink", "state", "topic")
-
-    def __init__(self, topic: Topic, sink: Sink, encode: Encode) -> None:
-        self.topic = topic
-        self.sink = sink
-        self.encode = encode
-        self.offset = 0
-        """Offset of the next record for the sink."""
-        self.ordinal = 0
-        """Number of records before `offset`."""
-        self.state = SubscriptionState.LOCATING
-        self.reader: Reader | None = None
+    topic: Topic
+    sink: Sink
+    encode: Encode
+    offset: int = 0
+    """Offset of the next record for the sink."""
+    ordinal: int = 0
+    """Number of records before `offset`."""
+    state: SubscriptionState = SubscriptionState.LOCATING
+    reader: Reader | None = None
 
     @property
     def position(self) -> Position:
@@ -108,7 +107,8 @@ SLICE_BYTES_MAX = 1 << 18
 SLICE_RECORDS_MAX = 2048
 """Records that are encoded at once: a second limit, for records that are small compared with their frames."""
 
-_Live = dict[Encode, dict[BrokerSubscription, None]]
+_Find = Callable[[], tuple[Position, bool]]
+"""Function that returns where a subscription starts, and True if the peer asked for this position."""
 
 
 class Broker:
@@ -118,7 +118,7 @@ class Broker:
         self.store = store
         self._runner = runner
         self._on_failure = on_failure
-        self._live: dict[Topic, _Live] = {}
+        self._live: dict[Topic, dict[Encode, dict[BrokerSubscription, None]]] = {}
         self._subscriptions: dict[Topic, dict[BrokerSubscription, None]] = {}
         self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
         self.channels: Callable[[Appended], None] = lambda one: None
@@ -135,44 +135,33 @@ class Broker:
     # Subscribing
 
     def subscribe(
-        self,
-        sink: Sink,
-        name: str,
-        offset: int | None,
-        encode: Encode,
-        epoch: int | None = None,
+        self, sink: Sink, name: str, offset: int | None, encode: Encode, epoch: int | None = None
     ) -> BrokerSubscription:
         """Follow a topic from an offset, or from its end if `offset` is None.
 
         With an `epoch`, the offset is of that life of the topic. Creates nothing on disk.
         """
         topic = self.store.topic(name)
-        subscription = BrokerSubscription(topic, sink, encode)
-        self._subscriptions.setdefault(topic, {})[subscription] = None
         foreign = offset is not None and epoch is not None and not _is_of(topic, epoch, offset)
         asked = 0 if foreign else offset
 
-        def find() -> Position:
-            return topic.end if asked is None else self.store.locate_offset(topic, asked)
+        def find() -> tuple[Position, bool]:
+            found = topic.end if asked is None else self.store.locate_offset(topic, asked)
+            return found, not foreign and asked in (None, found.offset)
 
-        self._locate(
-            subscription, find, lambda found: not foreign and asked in (None, found.offset)
-        )
-        return subscription
+        return self._begin(BrokerSubscription(topic, sink, encode), find)
 
     def follow(self, sink: Sink, name: str, ordinal: int, encode: Encode) -> BrokerSubscription:
         """Follow a topic from an ordinal; from its start if the topic never reached that ordinal."""
         topic = self.store.topic(name)
-        subscription = BrokerSubscription(topic, sink, encode)
-        self._subscriptions.setdefault(topic, {})[subscription] = None
 
-        def find() -> Position:
+        def find() -> tuple[Position, bool]:
             if ordinal > topic.end_ordinal:
-                return topic.start
-            return self.store.locate_ordinal(topic, ordinal)
+                return topic.start, False
+            found = self.store.locate_ordinal(topic, ordinal)
+            return found, found.ordinal == ordinal
 
-        self._locate(subscription, find, lambda found: found.ordinal == ordinal)
-        return subscription
+        return self._begin(BrokerSubscription(topic, sink, encode), find)
 
     def unsubscribe(self, subscription: BrokerSubscription) -> None:
         if subscription.state is SubscriptionState.LIVE:
@@ -200,15 +189,16 @@ class Broker:
             try:
                 chunk = subscription.reader.read(subscription.offset, SLICE_BYTES_MAX)
             except ColdError as cold:
-                self._warm(subscription, cold)
+                self._warm(cold, subscription, lambda: subscription.sink.ready(subscription))
                 return b""
             frames: list[bytes] = []
             encoded_bytes = 0
             for run in chunk.runs:
-                if run.offset > subscription.offset and encoded_bytes:
-                    return b"".join(frames)  # records before a gap are delivered first
-                if run.offset > subscription.offset and not _goes_on(subscription):
-                    return b""
+                if run.offset > subscription.offset:
+                    if encoded_bytes:
+                        return b"".join(frames)  # records before a gap are delivered first
+                    if not _goes_on(subscription):
+                        return b""
                 records = split_records(run.data, run.record_count)
                 at = Position(topic.epoch, run.offset, run.ordinal)
                 try:
@@ -234,36 +224,34 @@ class Broker:
         self._go_live(subscription)
         return b""
 
-    def _locate(
-        self,
-        subscription: BrokerSubscription,
-        find: Callable[[], Position],
-        is_exact: Callable[[Position], bool],
-    ) -> None:
+    def _begin(self, subscription: BrokerSubscription, find: _Find) -> BrokerSubscription:
+        self._subscriptions.setdefault(subscription.topic, {})[subscription] = None
+        self._locate(subscription, find)
+        return subscription
+
+    def _locate(self, subscription: BrokerSubscription, find: _Find) -> None:
         try:
-            found = find()
+            found, is_exact = find()
         except ColdError as cold:
-            self._runner.background(
-                cold.warm,
-                lambda _: (
-                    self._locate(subscription, find, is_exact)
-                    if subscription.state is SubscriptionState.LOCATING
-                    else None
-                ),
-            )
+            self._warm(cold, subscription, lambda: self._locate(subscription, find))
             return
         subscription.offset, subscription.ordinal = found.offset, found.ordinal
         subscription.state = SubscriptionState.RESUMING
-        subscription.sink.attached(subscription, found.offset, is_exact(found))
+        subscription.sink.attached(subscription, found.offset, is_exact)
         if found.offset >= subscription.topic.end_offset:
             self._go_live(subscription)
         else:
             subscription.sink.ready(subscription)
 
-    def _warm(self, subscription: BrokerSubscription, cold: ColdError) -> None:
+    def _warm(
+        self, cold: ColdError, subscription: BrokerSubscription, then: Callable[[], None]
+    ) -> None:
+        """Read from the disk in a thread, then continue, unless the subscription's state has changed."""
+        state = subscription.state
+
         def warmed(_: object) -> None:
-            if subscription.state is SubscriptionState.RESUMING:
-                subscription.sink.ready(subscription)
+            if subscription.state is state:
+                then()
 
         self._runner.background(cold.warm, warmed)
 
@@ -297,35 +285,32 @@ class Broker:
                     # An encoding that fails here fails again in `committed`, which reports the error.
                     with suppress(Exception):
                         if _takes(encode, one):
-                            made = list(_slices(one, encode))
-                            self._prepared[one.topic, one.offset, encode] = made
+                            self._prepared[one.topic, one.offset, encode] = _slices(one, encode)
 
     def committed(self, appended: Sequence[Appended]) -> None:
         prepared = self._prepared
         for one in appended:
             if one.topic.name.startswith(CHANNEL_PREFIX):
-                self._tell_channel(one)
+                try:
+                    self.channels(one)
+                except Exception:
+                    logger.exception("internal error in topic %s", quoted(one.topic.name))
             live = self._live.get(one.topic)
-            if live:
-                for encode, group in list(live.items()):
-                    try:
-                        slices = prepared.pop((one.topic, one.offset, encode), None)
-                        if slices is None and _takes(encode, one):
-                            slices = list(_slices(one, encode))
-                    except Exception:
-                        self._break(list(group))
-                        continue
-                    if slices is None:
-                        self._pass(one, group)
-                    else:
-                        self._deliver(one, list(group), slices)
+            if not live:
+                continue
+            for encode, group in list(live.items()):
+                try:
+                    slices = prepared.pop((one.topic, one.offset, encode), None)
+                    if slices is None and _takes(encode, one):
+                        slices = _slices(one, encode)
+                except Exception:
+                    self._break(list(group))
+                    continue
+                if slices is None:
+                    self._pass(one, group)
+                else:
+                    self._deliver(one, list(group), slices)
         prepared.clear()
-
-    def _tell_channel(self, one: Appended) -> None:
-        try:
-            self.channels(one)
-        except Exception:
-            logger.exception("internal error in topic %s", quoted(one.topic.name))
 
     def _break(self, group: list[BrokerSubscription]) -> None:
         """Report to these sinks that encoding failed. Other subscriptions must not suffer from this."""
@@ -389,16 +374,16 @@ def _takes(encode: Encode, one: Appended) -> bool:
     return bool(takes(one.topic.name, at, one.records))
 
 
-def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
-    """Encode a commit's records of one topic, one slice at a time."""
+def _slices(one: Appended, encode: Encode) -> list[Slice]:
+    """Encode a commit's records of one topic."""
     name, records = one.topic.name, one.records
     if type(records) is not list:
         records = list(records)  # records of a batch are split here, once
     if one.end - one.offset <= SLICE_BYTES_MAX and len(records) <= SLICE_RECORDS_MAX:
         at = Position(one.topic.epoch, one.offset, one.ordinal)
         data = encode(name, at, records, one.ms)
-        yield Slice(one.end, one.ordinal + len(records), data)
-        return
+        return [Slice(one.end, one.ordinal + len(records), data)]
+    slices: list[Slice] = []
     starts = list(accumulate(map(len, records), initial=one.offset))
     first = 0
     while first < len(records):
@@ -406,5 +391,6 @@ def _slices(one: Appended, encode: Encode) -> Iterator[Slice]:
         last = min(last, first + SLICE_RECORDS_MAX, len(records))
         at = Position(one.topic.epoch, starts[first], one.ordinal + first)
         data = encode(name, at, records[first:last], one.ms)
-        yield Slice(starts[last], one.ordinal + last, data)
+        slices.append(Slice(starts[last], one.ordinal + last, data))
         first = last
+    return slices

@@ -15,16 +15,13 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass, field
+from functools import partial
 from itertools import count
 from typing import NamedTuple, Protocol
 
 from headrace.broker.broker import Broker, BrokerSubscription, Encode, Sink, SubscriptionState
-from headrace.errors import (
-    BadCursorError,
-    BadReaderNameError,
-    HeadraceError,
-    StoreFailedError,
-)
+from headrace.errors import BadCursorError, BadReaderNameError, HeadraceError, StoreFailedError
 from headrace.model import LAKE_READER, LAKE_START_READER, Position, check_reader_name
 from headrace.printing import quoted
 
@@ -32,6 +29,8 @@ logger = logging.getLogger(__name__)
 
 RECORD_OVERHEAD_BYTES = 128
 """Bytes that each record takes in a window in addition to its own bytes."""
+
+_NOWHERE = Position(0, 0, 0)
 
 
 class ReaderSink(Sink, Protocol):
@@ -56,54 +55,33 @@ class ReaderSink(Sink, Protocol):
         """Return True if the peer has been silent for too long."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Claim:
     """Request of one connection to read a topic under a name."""
 
-    __slots__ = (
-        "asked",
-        "encode",
-        "grant",
-        "handled",
-        "has_begun",
-        "instance",
-        "newest",
-        "parked",
-        "reader",
-        "sink",
-        "subscription",
-        "topic",
-        "window",
-    )
+    sink: ReaderSink
+    topic: str
+    reader: str
+    _: KW_ONLY
+    newest: bool
+    instance: int
+    window: int
+    encode: Encode
+    grant: int = 0
+    """Number that acknowledgements must carry; 0 while the claim is not active."""
+    has_begun: bool = False
+    """True once the client has been told that the claim is active."""
+    subscription: BrokerSubscription | None = None
+    asked: Position = _NOWHERE
+    """The cursor at the moment when the claim became active."""
+    handled: Position = _NOWHERE
+    """Position just past the last record that the client has handled, or the start of delivery."""
+    parked: bool = False
+    """True while the subscription waits for room in the window."""
 
-    def __init__(
-        self,
-        sink: ReaderSink,
-        topic: str,
-        reader: str,
-        *,
-        newest: bool,
-        instance: int,
-        window: int,
-        encode: Encode,
-    ) -> None:
-        self.sink = sink
-        self.topic = topic
-        self.reader = reader
-        self.newest = newest
-        self.instance = instance
-        self.window = max(1, window)
-        self.encode = encode
-        self.grant = 0
-        """Number that acknowledgements must carry; 0 while the claim is not active."""
-        self.has_begun = False
-        """True once the client has been told that the claim is active."""
-        self.subscription: BrokerSubscription | None = None
-        self.asked = Position(0, 0, 0)
-        """The cursor at the moment when the claim became active."""
-        self.handled = Position(0, 0, 0)
-        """Position just past the last record that the client has handled, or the start of delivery."""
-        self.parked = False
-        """True while the subscription waits for room in the window."""
+    @property
+    def key(self) -> "_Key":
+        return _Key(self.topic, self.reader)
 
     @property
     def is_full(self) -> bool:
@@ -113,7 +91,7 @@ class Claim:
             return True
         records = subscription.ordinal - self.handled.ordinal
         unhandled = subscription.offset - self.handled.offset + RECORD_OVERHEAD_BYTES * records
-        return unhandled >= self.window
+        return unhandled >= max(1, self.window)
 
 
 class _Key(NamedTuple):
@@ -121,18 +99,16 @@ class _Key(NamedTuple):
     reader: str
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Line:
     """The claims of one reader in one topic."""
 
-    __slots__ = ("claims", "key", "storing", "wanted")
-
-    def __init__(self, key: _Key) -> None:
-        self.key = key
-        self.claims: list[Claim] = []
-        self.storing = False
-        """True while a cursor is being made durable."""
-        self.wanted: tuple[Position, int] | None = None
-        """The next cursor to store, and the grant it comes from."""
+    key: _Key
+    claims: list[Claim] = field(default_factory=list)
+    storing: bool = False
+    """True while a cursor is being made durable."""
+    wanted: tuple[Position, int] | None = None
+    """The next cursor to store, and the grant it comes from."""
 
     @property
     def active(self) -> Claim | None:
@@ -152,11 +128,12 @@ class Readers:
 
     def enter(self, claim: Claim) -> None:
         """Add a claim to its line. Raises BadReaderNameError."""
-        _check_name(claim.reader)
-        key = _Key(claim.topic, claim.reader)
-        line = self._lines.get(key)
-        if line is None:
-            line = self._lines[key] = _Line(key)
+        reader = claim.reader
+        check_reader_name(reader)
+        if reader in (LAKE_READER, LAKE_START_READER):
+            text = f"the reader {reader!r} is the export's own: choose another name"
+            raise BadReaderNameError(text)
+        line = self._lines.setdefault(claim.key, _Line(claim.key))
         again = next((one for one in line.claims if one.instance == claim.instance), None)
         if again is None:
             line.claims.append(claim)
@@ -173,8 +150,7 @@ class Readers:
         """Start deliveries to an active claim, after the broker has located its position."""
         claim.subscription = subscription
         claim.has_begun = True
-        epoch = subscription.topic.epoch
-        claim.handled = Position(epoch, subscription.offset, subscription.ordinal)
+        claim.handled = subscription.position
         claim.sink.reader_begins(claim, exact)
 
     def handled(self, claim: Claim, grant: int, offset: int, ordinal: int) -> None:
@@ -193,7 +169,7 @@ class Readers:
         if offset <= claim.handled.offset or ordinal <= claim.handled.ordinal:
             return
         claim.handled = Position(subscription.topic.epoch, offset, ordinal)
-        self._keep(self._lines[_Key(claim.topic, claim.reader)], claim.handled, grant)
+        self._keep(self._lines[claim.key], claim.handled, grant)
         if claim.parked and not claim.is_full:
             claim.parked = False
             if subscription.state is SubscriptionState.RESUMING:
@@ -201,7 +177,7 @@ class Readers:
 
     def release(self, claim: Claim) -> None:
         """End a claim whose connection stops reading. The next claim in the line becomes active."""
-        line = self._lines.get(_Key(claim.topic, claim.reader))
+        line = self._lines.get(claim.key)
         self._end(claim)
         if line is not None and claim in line.claims:
             line.claims.remove(claim)
@@ -213,12 +189,8 @@ class Readers:
             active = line.active
             if active is not None and active.sink.is_silent(now):
                 reason = "nothing was heard of this connection, and another one was waiting"
-                logger.warning(
-                    "%s: silent, so another connection reads topic %s as %s now",
-                    active.sink.peer,
-                    quoted(active.topic),
-                    quoted(active.reader),
-                )
+                text = "%s: silent, so another connection reads topic %s as %s now"
+                logger.warning(text, active.sink.peer, quoted(active.topic), quoted(active.reader))
                 self.release(active)
                 active.sink.reader_lost(active, reason, False)
 
@@ -294,9 +266,8 @@ class Readers:
         line.storing = True
         topic, reader = line.key
         try:
-            self._store.set_cursors(
-                reader, {topic: position}, lambda: self._kept(line, position, grant)
-            )
+            kept = partial(self._kept, line, position, grant)
+            self._store.set_cursors(reader, {topic: position}, kept)
         except StoreFailedError:
             pass  # the server is stopping, which closes all connections
         except HeadraceError as error:
@@ -312,9 +283,3 @@ class Readers:
             active.sink.reader_stored(active, position.offset)
         self.moved([line.key.topic])
         self._begin(line)
-
-
-def _check_name(reader: str) -> None:
-    check_reader_name(reader)
-    if reader in (LAKE_READER, LAKE_START_READER):
-        raise BadReaderNameError(f"the reader {reader!r} is the export's own: choose another name")

@@ -5,6 +5,7 @@ thread, that of the event loop. An append completes later, with a call of its ca
 positions in every store.
 """
 
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol, TypeVar
@@ -31,6 +32,9 @@ STAGED_FILE_BYTES_MAX = 4 << 30
 
 NOTE_KEY_BYTES_MAX = 1024
 """Size limit of a note's key."""
+
+PORTION_RECORDS_MAX = 1000
+"""Records of a batch that an owner stores at once. The loop handles each of them while other work waits."""
 
 
 class Run(NamedTuple):
@@ -415,3 +419,48 @@ def waited_for(store: Store, topic: Topic, readers: Iterable[str]) -> list[Hold]
         elif reader == LAKE_READER:
             holds.append(Hold(reader, topic.start))
     return holds
+
+
+def add_in_portions(
+    runner: Runner,
+    parts: Iterable[BatchPart],
+    decode: Callable[[list[BatchPart]], T],
+    add: Callable[[T, Callable[[], None]], None],
+    done: Callable[[BaseException | None], None],
+) -> None:
+    """Add the records of a batch, as `TopicOwner.add` does: `decode` each portion in a thread, then `add` it.
+
+    The next portion follows when `add` calls back.
+    """
+    rest = deque(parts)
+
+    def following() -> None:
+        portion: list[BatchPart] = []
+        count = 0
+        while rest and (not portion or count + rest[0].block.record_count <= PORTION_RECORDS_MAX):
+            count += rest[0].block.record_count
+            portion.append(rest.popleft())
+        if portion:
+            runner.background(lambda: decode(portion), decoded)
+        else:
+            done(None)
+
+    def decoded(result: T | BaseException) -> None:
+        if isinstance(result, BaseException):
+            done(result)
+        else:
+            add(result, following)
+
+    following()
+
+
+def countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
+    """Return a function that calls `done` when it has been called `count` times."""
+
+    def one_done() -> None:
+        nonlocal count
+        count -= 1
+        if not count:
+            done()
+
+    return one_done

@@ -37,7 +37,7 @@ class Peer:
     def cut(self) -> None:
         if not self.is_gone:
             self.is_gone = True
-            self.world.channel.gone(self.name, self)
+            self.world.channels.membership.gone(self.world.channel, self.name, self)
 
     def send(self, back: int) -> None:
         """Send the next number, an earlier one, or one that leaves a gap."""

@@ -334,7 +334,7 @@ def test_who_sends_with_batches_only_does_not_hold_the_log(bench: Bench) -> None
 def test_a_batch_does_not_renew_the_lease_of_a_member(bench: Bench) -> None:
     _, watcher = bench.join("a", "away")
     bench.join("a", "there")
-    bench.hub.get("a").gone("away", watcher)
+    bench.hub.membership.gone(bench.hub.get("a"), "away", watcher)
     bench.pass_time(LEASE_MS // 2)
     bench.write(0, ("$channel/a", [row("away")]))
     away = bench.hub.get("a").members["away"]

@@ -98,7 +98,7 @@ class Client:
 
     def close(self) -> None:
         self.is_gone = True
-        self.channel.gone(self.name, self)
+        self.world.channels.membership.gone(self.channel, self.name, self)
         self.world.commit_all()
 
     def leave(self) -> None:
@@ -664,7 +664,7 @@ def test_a_destruction_is_cancelled_also_while_its_snapshot_is_being_saved(by: s
         world.channel.keep(lambda _: None)
     else:
         world.channel.request("a")
-        world.channels.parts.membership.stopped_polling(world.channel, "a")
+        world.channels.membership.stopped_polling(world.channel, "a")
     world.rest_all()
     assert world.disk.exists
     world.settle_broker()

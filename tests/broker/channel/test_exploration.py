@@ -185,7 +185,7 @@ def fingerprint(world: World) -> object:
         _on_disk(world),
         tuple((len(p.records), len(p.notes), p.trim, p.destroy) for p in world.store.pending),
         len(world.slow.asked) if world.slow is not None else 0,
-        (len(channels._agenda.changed), channels._swept, world.is_kept),
+        (len(channels.changed), channels._swept, world.is_kept),
     )
 
 

@@ -167,13 +167,16 @@ def test_a_channel_without_messages_has_no_state(world: World) -> None:
     assert found == [None]
 
 
-def test_states_that_were_made_are_remembered_within_a_bound(world: World) -> None:
+def test_states_that_were_made_are_remembered_within_a_bound(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = Client(world, "a")
     a.send("x" * 50)
     Client(world, "b", origin="state")
-    known = world.channels.parts.states.recent.get(a.channel)
+    known = world.channels.recent.get(a.channel)
     assert known is not None and json.loads(known.content.data) == ["x" * 50]
-    few = RecentStates(bytes_max=10)
+    monkeypatch.setattr("headrace.broker.channel.snapshots.STATES_BYTES_MAX", 10)
+    few = RecentStates()
     few.put(a.channel, known)
     assert few.get(a.channel) is None
 

@@ -153,7 +153,7 @@ class Connection:
     def close(self) -> None:
         if not self.is_gone:
             self.is_open, self.is_gone = False, True
-            self.channel.gone(self.processor.name, self)
+            self.world.channels.membership.gone(self.channel, self.processor.name, self)
             self.world.channels.rest(self.channel)
 
     def _joined(self, joined: Joined) -> None:

@@ -170,7 +170,7 @@ def test_what_comes_behind_events_waits_until_they_are_durable(bench: Bench) -> 
 def test_many_events_are_given_to_their_logs_in_portions(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logux_log, "PORTION_EVENTS_MAX", 10)
+    monkeypatch.setattr("headrace.log.store.PORTION_RECORDS_MAX", 10)
     given: list[int] = []
     add = LoguxLog.add
 

@@ -8,7 +8,6 @@ the order of the calls, so one note is enough for all channels.
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from itertools import islice
 from typing import NamedTuple
 
@@ -16,16 +15,21 @@ import msgspec
 
 from headrace.broker.channel.hub import Channels
 from headrace.errors import ChannelError, StoreFailedError
-from headrace.log.store import BatchPart, BatchRefusedError, Block, Note, Runner
+from headrace.log.store import (
+    BatchPart,
+    BatchRefusedError,
+    Block,
+    Note,
+    Runner,
+    add_in_portions,
+    countdown,
+)
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import UNNUMBERED, BadMessageError, StoredMessage, decode_row
 from headrace.payload.reducers import CannotFoldError
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
-
-PORTION_MESSAGES_MAX = 1000
-"""Messages that are passed to channels at once. The loop handles each of them while other work waits."""
 
 SENT_BYTES_MAX = 1 << 18
 """Bytes of messages that are sent to a channel in one commit. A single message may be larger."""
@@ -62,9 +66,8 @@ class _Sending(NamedTuple):
     place: _Place
 
 
-class _Sender(NamedTuple):
-    channel: str
-    processor: str
+_Sender = tuple[str, str]
+"""A channel, and the name of a processor that sends to it."""
 
 
 class BatchMessages:
@@ -75,20 +78,28 @@ class BatchMessages:
     # Before the batch is decided
 
     def check(self, blocks: Callable[[], Iterator[Block]], done: Done) -> None:
-        def checked(first: "dict[_Sender, int] | BatchRefusedError | BaseException") -> None:
+        def work() -> dict[_Sender, int] | BatchRefusedError:
+            try:
+                return self._first_numbers(blocks())
+            except BatchRefusedError as error:
+                return error
+            except (BadMessageError, ChannelError) as error:
+                return BatchRefusedError(str(error))
+
+        def checked(first: dict[_Sender, int] | BaseException) -> None:
             if isinstance(first, BaseException):
                 done(first)
             else:
                 self._check_numbers(iter(first.items()), done)
 
-        self._runner.background(lambda: _attempt(self._first_numbers, blocks()), checked)
+        self._runner.background(work, checked)
 
     def _first_numbers(self, blocks: Iterator[Block]) -> dict[_Sender, int]:
         """Return the first number of each sender whose messages are numbered. Raises BatchRefusedError."""
         first: dict[_Sender, int] = {}
         last: dict[_Sender, int] = {}
         for block in blocks:
-            channel = _channel_of(block)
+            channel = block.topic.removeprefix(CHANNEL_PREFIX)
             reducer = self._channels.rule(channel).reducer
             for processor, number, content in map(decode_row, block.payloads()):
                 try:
@@ -96,7 +107,7 @@ class BatchMessages:
                 except CannotFoldError as error:
                     text = f"channel {channel!r} cannot take a message of {processor!r}: {error}"
                     raise BatchRefusedError(text) from None
-                sender = _Sender(channel, processor)
+                sender = channel, processor
                 before = last.setdefault(sender, number)
                 first.setdefault(sender, number)
                 if (number == UNNUMBERED) != (before == UNNUMBERED):
@@ -135,84 +146,30 @@ class BatchMessages:
     # After the batch is decided
 
     def add(self, batch: bytes, parts: Sequence[BatchPart], done: Done) -> None:
-        portions = _portions(parts)
+        def decode(portion: list[BatchPart]) -> list[_Sending]:
+            return [sending for part in portion for sending in _cut(batch, part)]
 
-        def following() -> None:
-            portion = next(portions, None)
-            if portion is None:
-                done(None)
-            else:
-                self._runner.background(partial(_sendings_of, batch, portion), decoded)
-
-        def decoded(sendings: list[_Sending] | BaseException) -> None:
-            if isinstance(sendings, BaseException):
-                done(sendings)
-            else:
-                self._send(sendings, following)
-
-        following()
+        add_in_portions(self._runner, parts, decode, self._send, done)
 
     def _send(self, sendings: list[_Sending], done: Callable[[], None]) -> None:
-        stored = self._stored()
-        todo = [one for one in sendings if stored is None or not stored.covers(one.place)]
-        waiting = len(todo) + 1
-
-        def one_done() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                done()
-
+        known = self._channels.store.note(PLACE_KEY)
+        if known is not None and known.value is not None:
+            stored = msgspec.msgpack.decode(known.value, type=_Place)
+            sendings = [one for one in sendings if not stored.covers(one.place)]
+        one_done = countdown(len(sendings) + 1, done)
         try:
-            for channel, messages, place in todo:
+            for name, messages, place in sendings:
                 note = Note(PLACE_KEY, msgspec.msgpack.encode(place))
-                self._channels.get(channel).send_batch(messages, note, one_done)
+                channel = self._channels.get(name)
+                self._channels.sending.send_batch(channel, messages, note, one_done)
         except StoreFailedError:
             return  # the server is stopping, and the batch is not answered
         one_done()
 
-    def _stored(self) -> _Place | None:
-        note = self._channels.store.note(PLACE_KEY)
-        if note is None or note.value is None:
-            return None
-        return msgspec.msgpack.decode(note.value, type=_Place)
-
-
-def _attempt(
-    work: Callable[[Iterator[Block]], dict[_Sender, int]], blocks: Iterator[Block]
-) -> dict[_Sender, int] | BatchRefusedError:
-    try:
-        return work(blocks)
-    except BatchRefusedError as error:
-        return error
-    except (BadMessageError, ChannelError) as error:
-        return BatchRefusedError(str(error))
-
-
-def _channel_of(block: Block) -> str:
-    return block.topic.removeprefix(CHANNEL_PREFIX)
-
-
-def _portions(parts: Sequence[BatchPart]) -> Iterator[list[BatchPart]]:
-    portion: list[BatchPart] = []
-    count = 0
-    for part in parts:
-        if portion and count + part.block.record_count > PORTION_MESSAGES_MAX:
-            yield portion
-            portion, count = [], 0
-        portion.append(part)
-        count += part.block.record_count
-    if portion:
-        yield portion
-
-
-def _sendings_of(batch: bytes, parts: Sequence[BatchPart]) -> list[_Sending]:
-    return [sending for part in parts for sending in _cut(batch, part)]
-
 
 def _cut(batch: bytes, part: BatchPart) -> Iterator[_Sending]:
     """Cut a block into pieces to store. The cuts are the same every time, so that the places are the same."""
-    channel, progress = _channel_of(part.block), part.progress
+    channel, progress = part.block.topic.removeprefix(CHANNEL_PREFIX), part.progress
     messages: list[StoredMessage] = []
     size = count = 0
 

@@ -5,7 +5,7 @@ Requests come in here, and each is handled by one part. A message goes through t
     Sending ──commit──▶ Receiving ──acknowledgement──▶ LogTrimming ──▶ States ──commit──▶ the log is shorter
 
 A server has very many channels. So a channel is one small object, and the parts exist once for all channels:
-they get the channel as an argument, and everything else that they need in their constructors.
+they get the channel as an argument, and everything else that they need from the hub.
 
 Data that must be durable is one change of the store, and the request is answered when the change is
 committed. The state in memory is ahead of the commits; this is safe because commits are made in the order of
@@ -17,8 +17,8 @@ of a state. A processor that joins meanwhile waits for the job, so that it is no
 start that is about to move.
 """
 
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -26,20 +26,19 @@ from headrace.broker.channel import notes
 from headrace.broker.channel.member import Batch, Member, MemberConnection, Origin, Receive
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note, Topic
 from headrace.model import CHANNEL_PREFIX, Position
-from headrace.payload.channel import Content, StoredMessage
+from headrace.payload.channel import Content
 from headrace.payload.reducers import Reducer
 
 if TYPE_CHECKING:
-    from headrace.broker.channel.membership import Membership
-    from headrace.broker.channel.receiving import Receiving
-    from headrace.broker.channel.sending import Sending
-    from headrace.broker.channel.snapshots import States
-    from headrace.broker.channel.trimming import LogTrimming
+    from headrace.broker.channel.hub import Channels
 
 Done = Callable[[], None]
 Loaded = Callable[[StoredSnapshot | None], None]
+TakeAccepted = Callable[["Accepted"], None]
+TakeBatch = Callable[[Batch], None]
+TakeOffset = Callable[[int], None]
 Refuse = Callable[[ChannelError], None]
 Failed = Callable[[str], None]
 """Callback that gets the reason why something could not be done."""
@@ -102,67 +101,43 @@ class JoinRequest(NamedTuple):
         return self.subscriber is not None and self.subscriber.is_gone
 
 
-class ChannelParts(NamedTuple):
-    """The parts that handle the requests of all channels, and what channels themselves need."""
-
-    store: Store
-    sending: "Sending"
-    receiving: "Receiving"
-    membership: "Membership"
-    states: "States"
-    trimming: "LogTrimming"
-    rest: "Callable[[Channel], None]"
-    """Drops a channel from memory if it is idle."""
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class Channel:
-    __slots__ = (
-        "_held",
-        "_in_flight",
-        "_is_releasing",
-        "_parts",
-        "end_offset",
-        "end_ordinal",
-        "is_busy",
-        "members",
-        "name",
-        "present",
-        "rule",
-        "schedule",
-        "topic",
-        "trouble",
-        "waiters",
-    )
+    name: str
+    rule: ChannelRule
+    _hub: "Channels"
+    topic: Topic = field(init=False)
+    end_offset: int = field(init=False)
+    end_ordinal: int = field(init=False)
+    """End of the log once all messages sent so far are committed. Only `Sending` moves it."""
+    members: dict[str, Member] = field(init=False)
+    present: int = 0
+    """Number of members that are present."""
+    schedule: Note | None = field(init=False)
+    """Note with the time when the log is destroyed; without a time, an operator keeps the log."""
+    is_busy: bool = False
+    """True while a job is running."""
+    trouble: str = ""
+    """Reason why the last trim failed."""
+    _held: list[Done] | None = None
+    """Calls that wait until the job is done."""
+    _is_releasing: bool = False
+    in_flight: int = 0
+    """Number of changes that are not committed."""
+    waiters: list[Done] | None = None
+    """Callbacks of requests that wait for a message."""
 
-    def __init__(self, name: str, rule: ChannelRule, parts: ChannelParts) -> None:
-        store = parts.store
-        self.name = name
-        self.rule = rule
-        self._parts = parts
-        self.topic = store.topic(CHANNEL_PREFIX + name)
+    def __post_init__(self) -> None:
+        store = self._hub.store
+        self.topic = store.topic(CHANNEL_PREFIX + self.name)
         self.end_offset, self.end_ordinal = self.topic.end_offset, self.topic.end_ordinal
-        """End of the log once all messages sent so far are committed. Only `Sending` moves it."""
-        self.members = {member.name: member for member in notes.read_members(store, name)}
-        self.present = 0
-        """Number of members that are present."""
-        self.schedule = notes.read_schedule(store, name)
-        """Note with the time when the log is destroyed; without a time, an operator keeps the log."""
-        self.is_busy = False
-        """True while a job is running."""
-        self.trouble = ""
-        """Reason why the last trim failed."""
-        self._held: list[Done] | None = None
-        """Calls that wait until the job is done."""
-        self._is_releasing = False
-        self._in_flight = 0
-        """Number of changes that are not committed."""
-        self.waiters: list[Done] | None = None
-        """Callbacks of requests that wait for a message."""
+        self.members = {member.name: member for member in notes.read_members(store, self.name)}
+        self.schedule = notes.read_schedule(store, self.name)
 
     @property
     def is_idle(self) -> bool:
         """True if everything about the channel is on disk, and no member is present and no call waits."""
-        is_used = self.present or self.is_busy or self._in_flight or self._held or self.waiters
+        is_used = self.present or self.is_busy or self.in_flight or self._held or self.waiters
         return not (is_used or self.trouble)
 
     # Requests of members
@@ -184,7 +159,7 @@ class Channel:
         included. If the origin is an offset that the log still has, the connection gets every message after
         that offset instead. No cursor is moved. `lease_ms` shortens the channel's lease.
         """
-        self._parts.membership.join(
+        self._hub.membership.join(
             JoinRequest(self, processor, subscriber, receive, answer, refuse, origin, lease_ms)
         )
 
@@ -197,54 +172,38 @@ class Channel:
         forget: bool = False,
     ) -> None:
         """End a membership. `by`: the connection that asks for it, if any. `forget`: drop the number too."""
-        self._parts.membership.leave(self, processor, answer, by, forget=forget)
-
-    def gone(self, processor: str, subscriber: MemberConnection) -> None:
-        """Handle the end of a member's connection."""
-        self._parts.membership.gone(self, processor, subscriber)
+        self._hub.membership.leave(self, processor, answer, by, forget=forget)
 
     def request(self, processor: str, *, at_cursor: bool = True) -> Member:
         """Return the member that makes a request without a connection. Raises ChannelError if it must join.
 
         `at_cursor`: the request needs the messages after the member's cursor.
         """
-        return self._parts.membership.request(self, processor, at_cursor=at_cursor)
+        return self._hub.membership.request(self, processor, at_cursor=at_cursor)
 
-    def send(
-        self, member: Member, number: int, content: Content, answer: Callable[[Accepted], None]
-    ) -> None:
+    def send(self, member: Member, number: int, content: Content, answer: TakeAccepted) -> None:
         """Store a message unless its number is stored already. Raises ChannelError."""
-        self._parts.sending.send(self, member, number, content, answer)
+        self._hub.sending.send(self, member, number, content, answer)
 
-    def send_batch(self, messages: Sequence[StoredMessage], note: Note, done: Done) -> None:
-        """Store the new messages of a batch in one commit with a note."""
-        self._parts.sending.send_batch(self, messages, note, done)
-
-    def fetch(self, member: Member, messages_max: int, answer: Callable[[Batch], None]) -> None:
+    def fetch(self, member: Member, messages_max: int, answer: TakeBatch) -> None:
         """Answer with pending messages. They stay pending until they are acknowledged."""
-        self._parts.receiving.fetch(self, member, messages_max, answer)
+        self._hub.receiving.fetch(self, member, messages_max, answer)
 
-    def fetch_from(
-        self, offset: int, messages_max: int, answer: Callable[[Batch], None], refuse: Refuse
-    ) -> None:
+    def fetch_from(self, offset: int, messages_max: int, answer: TakeBatch, refuse: Refuse) -> None:
         """Answer with messages after an offset, from all senders. This moves no cursor."""
-        self._parts.receiving.fetch_from(self, offset, messages_max, answer, refuse)
+        self._hub.receiving.fetch_from(self, offset, messages_max, answer, refuse)
 
     def go_on(self, member: Member) -> None:
         """Push or signal pending messages to a member whose connection has room again."""
-        self._parts.receiving.go_on(self, member)
+        self._hub.receiving.go_on(self, member)
 
-    def ack(
-        self, member: Member, offset: int, answer: Callable[[int], None], refuse: Refuse
-    ) -> None:
+    def ack(self, member: Member, offset: int, answer: TakeOffset, refuse: Refuse) -> None:
         """Move a member's cursor past the message that ends at `offset`; `answer` gets the durable cursor."""
-        self._parts.receiving.ack(self, member, offset, answer, refuse)
+        self._hub.receiving.ack(self, member, offset, answer, refuse)
 
-    def upload(
-        self, offset: int, content: Content, answer: Callable[[int], None], refuse: Refuse
-    ) -> None:
+    def upload(self, offset: int, content: Content, answer: TakeOffset, refuse: Refuse) -> None:
         """Store a state that a processor has computed. Raises ChannelError."""
-        self._parts.states.upload(self, offset, content, answer, refuse)
+        self._hub.states.upload(self, offset, content, answer, refuse)
 
     def wait(self, tell: Done) -> None:
         """Call `tell` when the next message has come."""
@@ -266,7 +225,7 @@ class Channel:
 
     def load_snapshot(self, done: Loaded, failed: Failed) -> None:
         """Load the stored snapshot, without the messages after it."""
-        self._parts.states.load(self, done, failed)
+        self._hub.states.load(self, done, failed)
 
     def keep(self, answer: Callable[[bool], None]) -> None:
         """Cancel the destruction of the log; `answer` gets True if one was planned."""
@@ -279,13 +238,13 @@ class Channel:
 
     def destroy(self, answer: Done, refuse: Failed) -> None:
         """Destroy the log, the snapshot and every membership. Senders' numbers are kept."""
-        self._parts.trimming.destroy(self, answer, refuse)
+        self._hub.trimming.destroy(self, answer, refuse)
 
     # Planned destruction
 
     def plan_destruction(self, due_ms: int) -> None:
         self.schedule = notes.schedule_note(self.name, due_ms)
-        self.write([self.schedule], nothing)
+        self.write([self.schedule])
 
     def is_due(self, now_ms: int) -> bool:
         """Return True if it is time to destroy the log."""
@@ -315,17 +274,13 @@ class Channel:
             self._is_releasing = False
         if not self._held:
             self._held = None
-        self._parts.rest(self)
+        self._hub.rest(self)
 
     # Commits
 
-    @property
-    def has_unwritten(self) -> bool:
-        return self._in_flight > 0
-
     def after_changes(self, do: Done) -> None:
         """Call `do` when all changes so far are durable."""
-        if self._in_flight:
+        if self.in_flight:
             self.write([], do)
         else:
             do()
@@ -333,95 +288,34 @@ class Channel:
     def write(
         self,
         changed: Sequence[Note],
-        done: Done,
+        done: Done = lambda: None,
         *,
         records: Sequence[bytes] = (),
         trim: Position | None = None,
         destroy: bool = False,
     ) -> None:
         """Write notes and records, and trim or destroy the log, in one commit; `done`: it is durable."""
-        self._in_flight += 1
-        self._parts.store.change(
-            self.topic,
-            records=records,
-            notes=changed,
-            trim=trim,
-            destroy=destroy,
-            done=partial(self._changed, done),
+        self.in_flight += 1
+        done = partial(self._changed, done)
+        self._hub.store.change(
+            self.topic, records=records, notes=changed, trim=trim, destroy=destroy, done=done
         )
 
     def _changed(self, done: Done) -> None:
-        self._in_flight -= 1
+        self.in_flight -= 1
         done()
         if not self.present:
-            self._parts.rest(self)
+            self._hub.rest(self)
 
 
-class Clock:
-    """The time of all channels. Times on disk come from `read_ms`, which may be set."""
+class Part:
+    """Base of the parts that handle the requests of all channels."""
 
-    __slots__ = ("now_ms", "read_ms", "started_ms")
+    def __init__(self, hub: "Channels") -> None:
+        self._hub = hub
+        self._store = hub.store
+        self._runner = hub.runner
 
-    def __init__(self, read_ms: Callable[[], int]) -> None:
-        self.read_ms = read_ms
-        self.now_ms = read_ms()
-        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
-        self.started_ms = self.now_ms
-        """Time when this server started, or when its clock was last set back."""
-
-
-class Agenda:
-    """Work that channels leave for the next ticks: trims, failed trims to retry, and ends of presence.
-
-    Durations in memory come from `elapsed_ms`, which is never set.
-    """
-
-    def __init__(self, elapsed_ms: Callable[[], int]) -> None:
-        self._elapsed_ms = elapsed_ms
-        self.changed: dict[Channel, None] = {}
-        """Channels whose logs may have become less needed, and may be trimmed."""
-        self._failed: dict[Channel, None] = {}
-        """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
-        self._retry_ms = 0
-        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
-        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
-
-    def trim_soon(self, channel: Channel) -> None:
-        """Look at a channel soon, because its log may be less needed than before."""
-        self.changed[channel] = None
-
-    def retry_trim(self, channel: Channel, wait_ms: int) -> None:
-        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
-        if not self._failed:
-            self._retry_ms = self._elapsed_ms() + wait_ms
-        self._failed[channel] = None
-
-    def polled(self, channel: Channel, member: Member) -> None:
-        """Count a member as present for a while because of its request."""
-        member.is_polling = True
-        key = channel, member.name
-        self._pollers.pop(key, None)
-        self._pollers[key] = self._elapsed_ms() + channel.rule.presence_ms
-
-    def take_absent(self) -> list[tuple[Channel, str]]:
-        """Return the members whose presence has ended because they made no request for a while."""
-        absent: list[tuple[Channel, str]] = []
-        elapsed_ms = self._elapsed_ms()
-        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
-            absent.append(self._pollers.popitem(last=False)[0])
-        return absent
-
-    def take_retries(self) -> None:
-        """Move failed trims to the changed channels when it is time to retry them."""
-        if self._failed and self._elapsed_ms() >= self._retry_ms:
-            self.changed |= self._failed
-            self._failed = {}
-
-
-def warm(runner: Runner, cold: ColdError, then: Done) -> None:
-    """Read from the disk in a thread, then try again."""
-    runner.background(cold.warm, lambda _: then())
-
-
-def nothing() -> None:
-    pass
+    def _warm(self, cold: ColdError, then: Done) -> None:
+        """Read from the disk in a thread, then try again."""
+        self._runner.background(cold.warm, lambda _: then())

@@ -4,28 +4,22 @@ A channel is in memory while a member is present or work is in progress. Otherwi
 when it is needed. Idle channels cost no time: the store finds the notes that are due.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from functools import partial
 from heapq import merge
 from itertools import groupby, islice
 from typing import Any
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import (
-    Agenda,
-    Channel,
-    ChannelParts,
-    ChannelRule,
-    Clock,
-    Failed,
-    Loaded,
-    nothing,
-)
+from headrace.broker.channel.channel import Channel, ChannelRule, Failed, Loaded, Part
 from headrace.broker.channel.member import Member, MemberConnection, Standing
 from headrace.broker.channel.membership import Leases, Membership
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.broker.channel.receiving import Receiving
 from headrace.broker.channel.sending import Sending
-from headrace.broker.channel.snapshots import Older, Snapshots, States
+from headrace.broker.channel.snapshots import Older, RecentStates, Snapshots, States
 from headrace.broker.channel.trimming import LogTrimming
 from headrace.errors import BadTopicNameError, ChannelError
 from headrace.log.store import Appended, Note, Runner, Store, waited_for
@@ -53,74 +47,56 @@ _EXPIRY_MS_MAX = 3_600_000
 """Maximum time between two rounds that look for old snapshots."""
 
 
+@dataclass(eq=False, repr=False)
 class Channels:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        snapshots: Snapshots,
-        rule: Callable[[str], ChannelRule],
-        clock_ms: Callable[[], int],
-        *,
-        elapsed_ms: Callable[[], int],
-        members_max: int,
-        remember_ms: int,
-        look_ms: int = LOOK_MS,
-        snapshot_age_ms: int = 0,
-        count: Callable[[str], None] = lambda _: None,
-    ) -> None:
-        """Times on disk come from `clock_ms`, which may be set; durations in memory come from `elapsed_ms`.
+    store: Store
+    runner: Runner
+    snapshots: Snapshots
+    rule: Callable[[str], ChannelRule]
+    clock_ms: Callable[[], int]
+    """Clock for times on disk, which may be set."""
+    _: KW_ONLY
+    elapsed_ms: Callable[[], int]
+    """Clock for durations in memory, which is never set."""
+    members_max: int
+    remember_ms: int
+    look_ms: int = LOOK_MS
+    snapshot_age_ms: int = 0
+    """Age at which the last state of a channel without a log is forgotten; 0: never."""
+    count: Callable[[str], None] = lambda _: None
+    """Called with the name of a counter to increment it."""
 
-        `snapshot_age_ms`: the age at which the last state of a channel without a log is forgotten; 0: never.
-        `count` is called with the name of a counter to increment it.
-        """
-        self.store = store
-        self.rule = rule
-        self._runner = runner
-        self.clock_ms = clock_ms
-        self.elapsed_ms = elapsed_ms
-        self._look_ms = look_ms
-        self._clock = clock = Clock(clock_ms)
-        self._agenda = agenda = Agenda(elapsed_ms)
-        leases = Leases(clock, remember_ms)
-        states = States(store, runner, snapshots, clock, agenda)
-        receiving = Receiving(store, runner, clock, leases, agenda)
-        trimming = LogTrimming(
-            store,
-            clock,
-            leases,
-            states,
-            agenda,
-            remember_ms=remember_ms,
-            snapshot_age_ms=snapshot_age_ms,
-            count=count,
-        )
-        self.parts = ChannelParts(
-            store=store,
-            sending=Sending(store, runner, clock, leases, count),
-            receiving=receiving,
-            membership=Membership(
-                store,
-                runner,
-                clock,
-                leases,
-                states,
-                agenda,
-                members_max=members_max,
-                go_on=receiving.go_on,
-            ),
-            states=states,
-            trimming=trimming,
-            rest=self.rest,
-        )
-        self.report = ChannelReport(store, leases, trimming)
-        self._expiry = _Expiry(self, snapshots, snapshot_age_ms) if snapshot_age_ms else None
+    def __post_init__(self) -> None:
+        self.now_ms = self.clock_ms()
+        """Time of the last tick. It is exact enough for `seen_ms`, and many members share the int object."""
+        self.started_ms = self.now_ms
+        """Time when this server started, or when its clock was last set back."""
+        self.changed: dict[Channel, None] = {}
+        """Channels whose logs may be less needed than before, and may be trimmed."""
+        self.leases = Leases(self)
+        self.recent = RecentStates()
+        self.sending = Sending(self)
+        self.receiving = Receiving(self)
+        self.membership = Membership(self)
+        self.states = States(self)
+        self.trimming = LogTrimming(self)
+        self.report = ChannelReport(self)
         self._known: dict[str, Channel] = {}
+        self._failed: dict[Channel, None] = {}
+        """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
+        self._retry_ms = 0
+        self._pollers: OrderedDict[tuple[Channel, str], int] = OrderedDict()
+        """Members that are present because of requests, with the time by `elapsed_ms` when that ends."""
         self._is_trimming = False
-        self._trimmed_ms = elapsed_ms() - look_ms
+        self._trimmed_ms = self.elapsed_ms() - self.look_ms
         self._swept: str | None = ""
         """Last topic that the sweep after a start has handled; None when the sweep is complete."""
-        self._sweep_ms = clock.now_ms
+        self._sweep_ms = self.now_ms
+        self._is_expiring = False
+        self._expired = ""
+        """Last channel whose snapshot this round has checked."""
+        self._expiry_ms = self.elapsed_ms()
+        """Time by `elapsed_ms` when the next round begins."""
 
     def reload(self) -> None:
         """Update the rules of the channels in memory after the settings have changed."""
@@ -132,16 +108,16 @@ class Channels:
         channel = self._known.get(name)
         if channel is None:
             check_channel_name(name)
-            channel = self._known[name] = Channel(name, self.rule(name), self.parts)
+            channel = self._known[name] = Channel(name, self.rule(name), self)
         return channel
 
     def rest(self, channel: Channel) -> None:
         """Drop a channel from memory if everything about it is on disk."""
-        is_over = channel.is_idle and channel not in self._agenda.changed
+        is_over = channel.is_idle and channel not in self.changed
         # Another object for the same channel may have taken its place.
         if is_over and self._known.get(channel.name) is channel:
             del self._known[channel.name]
-            self.parts.states.recent.drop(channel)
+            self.recent.drop(channel)
             self.store.forget(channel.topic)
 
     # Calls from the broker and the server
@@ -150,11 +126,11 @@ class Channels:
         """Pass new records to their channel if it is in memory."""
         channel = self._known.get(one.topic.name.removeprefix(CHANNEL_PREFIX))
         if channel is not None:
-            self.parts.receiving.committed(channel, one)
+            self.receiving.committed(channel, one)
 
     def load_snapshot(self, name: str, done: Loaded, failed: Failed) -> None:
         """Load the present state for a caller outside the channel; `done` gets it when it is durable."""
-        self.parts.states.show(self.get(name), done, failed)
+        self.states.show(self.get(name), done, failed)
 
     def lost(
         self, subscriber: MemberConnection, processor: str, joined: Mapping[str, Channel]
@@ -163,52 +139,69 @@ class Channels:
 
         Each step handles a few channels, so that other work does not wait for thousands.
         """
-        rest = iter(list(joined.values()))
 
-        def some() -> None:
-            for channel in islice(rest, _LOOKED_AT_ONCE):
-                channel.gone(processor, subscriber)
+        def some(channels: Sequence[Channel]) -> None:
+            for channel in channels[:_LOOKED_AT_ONCE]:
+                self.membership.gone(channel, processor, subscriber)
                 self.rest(channel)
-            following = next(rest, None)
-            if following is not None:
-                following.gone(processor, subscriber)
-                self.rest(following)
-                self._runner.soon(some)
+            if rest := channels[_LOOKED_AT_ONCE:]:
+                self.runner.soon(partial(some, rest))
 
-        some()
+        some(list(joined.values()))
 
     def readers_moved(self, topics: Iterable[str]) -> None:
         """Look at channels soon whose trimming may have waited for the cursors that moved in these topics."""
         for topic in topics:
             name = topic.removeprefix(CHANNEL_PREFIX)
             if name and name != topic and self.rule(name).wait_for:
-                self._agenda.trim_soon(self.get(name))
+                self.trim_soon(self.get(name))
 
     def went_back(self) -> None:
         """Correct times that lie in the future, channel by channel, after the clock was set back."""
-        clock = self._clock
         self._swept = ""
-        self._sweep_ms = clock.now_ms = clock.started_ms = clock.read_ms()
+        self._sweep_ms = self.now_ms = self.started_ms = self.clock_ms()
+
+    # Work that channels leave for the next ticks
+
+    def trim_soon(self, channel: Channel) -> None:
+        """Look at a channel soon, because its log may be less needed than before."""
+        self.changed[channel] = None
+
+    def retry_trim(self, channel: Channel, wait_ms: int) -> None:
+        """Retry a failed trim later: with all other failed ones, `wait_ms` after the first of them."""
+        if not self._failed:
+            self._retry_ms = self.elapsed_ms() + wait_ms
+        self._failed[channel] = None
+
+    def polled(self, channel: Channel, member: Member) -> None:
+        """Count a member as present for a while because of its request."""
+        member.is_polling = True
+        key = channel, member.name
+        self._pollers.pop(key, None)
+        self._pollers[key] = self.elapsed_ms() + channel.rule.presence_ms
 
     # Work that is due by the clock
 
     def tick(self) -> None:
         """Do the work that is due; called a few times a second."""
-        now_ms = self._clock.now_ms = self._clock.read_ms()
+        now_ms = self.now_ms = self.clock_ms()
         elapsed_ms = self.elapsed_ms()
-        for channel, processor in self._agenda.take_absent():
-            self.parts.membership.stopped_polling(channel, processor)
+        while self._pollers and next(iter(self._pollers.values())) <= elapsed_ms:
+            (channel, processor), _ = self._pollers.popitem(last=False)
+            self.membership.stopped_polling(channel, processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
             self._due(note, now_ms)
-        self._agenda.take_retries()
-        changed = self._agenda.changed
-        if changed and not self._is_trimming and elapsed_ms - self._trimmed_ms >= self._look_ms:
+        if self._failed and elapsed_ms >= self._retry_ms:
+            self.changed |= self._failed
+            self._failed = {}
+        is_time = elapsed_ms - self._trimmed_ms >= self.look_ms
+        if self.changed and not self._is_trimming and is_time:
             self._is_trimming, self._trimmed_ms = True, elapsed_ms
-            self._trim(iter(list(changed)))
+            self._trim(iter(list(self.changed)))
         self._sweep()
-        if self._expiry is not None:
-            self._expiry.tick()
+        if self.snapshot_age_ms and not self._is_expiring and elapsed_ms >= self._expiry_ms:
+            self._expire()
 
     def _trim(self, changed: Iterator[Channel]) -> None:
         """Trim or destroy changed channels, each once between two ticks.
@@ -217,12 +210,12 @@ class Channels:
         """
         some = list(islice(changed, _LOOKED_AT_ONCE))
         for channel in some:
-            del self._agenda.changed[channel]
-            self.parts.trimming.look(channel, self._clock.now_ms)
+            del self.changed[channel]
+            self.trimming.look(channel, self.now_ms)
             self.rest(channel)
         self._is_trimming = bool(some)
         if some:
-            self._runner.soon(lambda: self._trim(changed))
+            self.runner.soon(lambda: self._trim(changed))
 
     def _due(self, note: Note, now_ms: int) -> None:
         name, processor = notes.channel_of(note.key)
@@ -231,18 +224,12 @@ class Channels:
         if kind == notes.MEMBER:
             member = channel.members.get(processor)
             if member is not None:
-                self.parts.membership.renew(channel, member, now_ms)
+                self.membership.renew(channel, member, now_ms)
         elif kind == notes.SCHEDULE:
             if not channel.is_busy:
-                self.parts.trimming.look(channel, now_ms)
+                self.trimming.look(channel, now_ms)
         elif kind == notes.END:
-            channel.write([Note(note.key, None)], nothing)
-        self.rest(channel)
-
-    def expire(self, name: str, before_ms: int) -> None:
-        """Delete the last state of a channel without a log, if it was stored before `before_ms`."""
-        channel = self.get(name)
-        self.parts.trimming.expire(channel, before_ms)
+            channel.write([Note(note.key, None)])
         self.rest(channel)
 
     def _sweep(self) -> None:
@@ -255,51 +242,39 @@ class Channels:
             return
         found = self.store.topics(CHANNEL_PREFIX, self._swept, _LOOKED_AT_ONCE)
         for topic in found:
-            name = topic.name.removeprefix(CHANNEL_PREFIX)
-            channel = self.get(name)
+            channel = self.get(topic.name.removeprefix(CHANNEL_PREFIX))
             # A channel that is being destroyed has no schedule any more.
             if not (channel.present or channel.schedule or channel.is_busy):
                 channel.plan_destruction(self._sweep_ms + channel.rule.grace_ms)
-            self.parts.membership.forget_future(channel, self._sweep_ms)
+            self.membership.forget_future(channel, self._sweep_ms)
             self.rest(channel)
             self._swept = topic.name
         if not found:
             self._swept = None
 
-
-class _Expiry:
-    """Checks all snapshots in rounds, a few of them per tick, and has old ones deleted."""
-
-    def __init__(self, hub: Channels, snapshots: Snapshots, age_ms: int) -> None:
-        self._hub = hub
-        self._snapshots = snapshots
-        self._age_ms = age_ms
-        self._next_ms = hub.elapsed_ms()
-        self._after = ""
-        self._is_asking = False
-
-    def tick(self) -> None:
-        if self._is_asking or self._hub.elapsed_ms() < self._next_ms:
-            return
-        self._is_asking = True
-        before_ms = self._hub.clock_ms() - self._age_ms
+    def _expire(self) -> None:
+        """Check a few snapshots, and delete old ones of channels without a log. All of them are a round."""
+        self._is_expiring = True
+        before_ms = self.clock_ms() - self.snapshot_age_ms
 
         def found(older: Older) -> None:
-            self._is_asking = False
+            self._is_expiring = False
             for name in older.channels:
-                self._hub.expire(name, before_ms)
-            self._after = older.after or ""
+                channel = self.get(name)
+                self.trimming.expire(channel, before_ms)
+                self.rest(channel)
+            self._expired = older.after or ""
             if older.after is None:
-                self._pause()
+                pause()
 
         def failed(_: str) -> None:
-            self._is_asking = False
-            self._pause()
+            self._is_expiring = False
+            pause()
 
-        self._snapshots.older(before_ms, self._after, found, failed)
+        def pause() -> None:
+            self._expiry_ms = self.elapsed_ms() + min(_EXPIRY_MS_MAX, self.snapshot_age_ms)
 
-    def _pause(self) -> None:
-        self._next_ms = self._hub.elapsed_ms() + min(_EXPIRY_MS_MAX, self._age_ms)
+        self.snapshots.older(before_ms, self._expired, found, failed)
 
 
 def check_channel_name(name: str) -> None:
@@ -319,13 +294,8 @@ def check_channel_name(name: str) -> None:
 _PAGE = 200
 
 
-class ChannelReport:
+class ChannelReport(Part):
     """Reports about channels for operators: names, members, what holds the log, and planned destruction."""
-
-    def __init__(self, store: Store, leases: Leases, trimming: LogTrimming) -> None:
-        self._store = store
-        self._leases = leases
-        self._trimming = trimming
 
     def names(self, prefix: str, after: str, limit: int) -> list[str]:
         """Return the channels that have a log, a member or a snapshot, in the order of their names."""
@@ -341,7 +311,7 @@ class ChannelReport:
         self, channel: Channel, snapshot: StoredSnapshot | None, now_ms: int
     ) -> dict[str, Any]:
         topic, schedule = channel.topic, channel.schedule
-        first = self._trimming.needed(channel, now_ms)
+        first = self._hub.trimming.needed(channel, now_ms)
         store = self._store
         kept = store.kept(topic)
         return {
@@ -392,21 +362,20 @@ class ChannelReport:
         self, channel: Channel, member: Member, needed_from: int, now_ms: int
     ) -> dict[str, Any]:
         topic = channel.topic
-        offset, ordinal = member.confirmed
-        holds = self._leases.holds(channel, member, now_ms)
-        at = Position(topic.epoch, offset, ordinal)
+        holds = self._hub.leases.holds(channel, member, now_ms)
+        at = Position(topic.epoch, *member.confirmed)
         behind = self._store.kept(topic, at)
         return {
             "processor": member.name,
             "present": member.is_present,
             "receive": member.receive.value if member.subscriber is not None else None,
             "new": member.standing is Standing.NEW,
-            "cursor": offset,
+            "cursor": at.offset,
             "number": member.number,
             "lag_messages": behind.records,
             "lag_bytes": behind.bytes,
             "missed_messages": Span.between(at, topic.start).records,
-            "leased_until_ms": self._leases.end_ms(channel, member),
+            "leased_until_ms": self._hub.leases.end_ms(channel, member),
             "holds": holds and member.offset <= needed_from < topic.end_offset,
         }
 

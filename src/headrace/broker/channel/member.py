@@ -7,6 +7,7 @@ the member acknowledges something. A member that is disconnected before that get
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from typing import Literal, NamedTuple, Protocol
 
@@ -54,22 +55,18 @@ class OutgoingMessage(NamedTuple):
     """The message in its envelope."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Batch:
     """Messages that are transmitted together to one or more members."""
 
-    __slots__ = ("channel", "encoded", "lost", "messages", "more")
-
-    def __init__(
-        self, channel: str, messages: Sequence[OutgoingMessage], *, more: bool, lost: int = 0
-    ) -> None:
-        self.channel = channel
-        self.messages = messages
-        self.more = more
-        """True if more messages were pending when the batch was made."""
-        self.lost = lost
-        """Number of messages that belong to the batch but can no longer be read."""
-        self.encoded: dict[object, bytes] = {}
-        """Encoded forms of the batch, each made once for all members that get the same form."""
+    channel: str
+    messages: Sequence[OutgoingMessage]
+    more: bool
+    """True if more messages were pending when the batch was made."""
+    lost: int = 0
+    """Number of messages that belong to the batch but can no longer be read."""
+    encoded: dict[object, bytes] = field(default_factory=dict)
+    """Encoded forms of the batch, each made once for all members that get the same form."""
 
 
 class MemberConnection(Protocol):
@@ -98,58 +95,41 @@ class MemberConnection(Protocol):
         """
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Member:
-    __slots__ = (
-        *("acked", "gets_own", "is_polling", "is_signalled", "lease_ms", "name", "next_offset"),
-        *("next_ordinal", "number"),
-        *("offset", "offsets", "ordinal", "receive", "seen_ms", "sent", "sent_again", "standing"),
-        *("subscriber",),
-    )
+    name: str
+    offset: int = 0
+    ordinal: int = 0
+    """Offset and ordinal of the position up to which nothing is pending for the member."""
+    number: int = 0
+    """Number of the last message that was accepted from the member."""
+    seen_ms: int = 0
+    """Time when the member was last seen, as far as it was noted."""
+    standing: Standing = Standing.LEFT
+    lease_ms: int = 0
+    """Lease that the member chose when it joined; 0: the channel's lease."""
+    gets_own: bool = False
+    """True while the connection gets all messages after its origin, the member's own included."""
+    acked: tuple[int, int] | None = None
+    """The cursor, if the connection is at another position: it got a state, or asked for an offset."""
+    subscriber: MemberConnection | None = None
+    receive: Receive = Receive.POLL
+    is_polling: bool = False
+    """True while the member is present because of its requests."""
+    is_signalled: bool = False
+    next_offset: int = -1
+    next_ordinal: int = -1
+    """Position where the member's next message is looked for; -1 until the join is answered."""
+    sent: list[Transmitted] | None = None
+    """Messages that the member has not acknowledged, oldest first."""
+    offsets: dict[int, int] | None = None
+    """End offsets of the member's last kept messages by number, looked up when it sends one again."""
+    sent_again: list[tuple[int | None, Callable[[int | None], None]]] | None = None
+    """Answers that wait for the lookup of messages that were sent again, in their order.
 
-    def __init__(
-        self,
-        name: str,
-        offset: int,
-        ordinal: int,
-        number: int,
-        seen_ms: int,
-        standing: Standing,
-        lease_ms: int = 0,
-    ) -> None:
-        self.name = name
-        self.number = number
-        """Number of the last message that was accepted from the member."""
-        self.seen_ms = seen_ms
-        """Time when the member was last seen, as far as it was noted."""
-        self.standing = standing
-        self.lease_ms = lease_ms
-        """Lease that the member chose when it joined; 0: the channel's lease."""
-        self.gets_own = False
-        """True while the connection gets all messages after its origin, the member's own included."""
-        self.offset, self.ordinal = offset, ordinal
-        """Position up to which nothing is pending for the member."""
-        self.acked: tuple[int, int] | None = None
-        """The cursor, if the connection is at another position: it got a state, or asked for an offset."""
-        self.subscriber: MemberConnection | None = None
-        self.receive = Receive.POLL
-        self.is_polling = False
-        """True while the member is present because of its requests."""
-        self.is_signalled = False
-        self.next_offset = self.next_ordinal = -1
-        """Position where the member's next message is looked for; -1 until the join is answered."""
-        self.sent: list[Transmitted] | None = None
-        """Messages that the member has not acknowledged, oldest first."""
-        self.offsets: dict[int, int] | None = None
-        """End offsets, by number, of the member's last messages that are kept.
-
-        They are looked up when the member sends a message again.
-        """
-        self.sent_again: list[tuple[int | None, Callable[[int | None], None]]] | None = None
-        """Answers that wait for the lookup of messages that were sent again, in their order.
-
-        Each has the message's number, and a callback that gets its end offset. The number is None if the
-        callback only waits for its turn.
-        """
+    Each has the message's number, and a callback that gets its end offset. The number is None if the callback
+    only waits for its turn.
+    """
 
     @property
     def is_present(self) -> bool:
@@ -185,12 +165,12 @@ class Member:
             self.acked = (self.offset, self.ordinal)
         self.offset, self.ordinal = at.offset, at.ordinal
 
-    def enter(self, at: Position, *, is_told: bool) -> None:
+    def enter(self, offset: int, ordinal: int, *, is_told: bool = False) -> None:
         """Continue at a position, now that the join is answered. `is_told`: a snapshot led there."""
-        if is_told and self.offset < at.offset and self.acked is None:
+        if is_told and self.offset < offset and self.acked is None:
             self.acked = (self.offset, self.ordinal)
-        self.offset, self.ordinal = at.offset, at.ordinal
-        self.next_offset, self.next_ordinal = at.offset, at.ordinal
+        self.offset = self.next_offset = offset
+        self.ordinal = self.next_ordinal = ordinal
         self.sent = None
         self.is_signalled = False
 
@@ -236,11 +216,9 @@ class Member:
 
     def find_sent(self, offset: int) -> Transmitted | None:
         """Return the message that was sent to the member and ends at `offset`, if there is one."""
-        if not self.sent:
-            return None
-        found = bisect_left(self.sent, (offset,))
-        one = self.sent[found] if found < len(self.sent) else None
-        return one if one is not None and one.offset == offset else None
+        sent = self.sent or ()
+        found = bisect_left(sent, (offset,))
+        return sent[found] if found < len(sent) and sent[found].offset == offset else None
 
     def acknowledge(self, offset: int, ordinal: int) -> None:
         """Acknowledge everything up to a position."""

@@ -4,43 +4,26 @@ When the last member departs, the destruction of the log is planned. Elsewhere: 
 (`trimming.py`), and what one member has received (`member.py`).
 """
 
-from collections.abc import Callable
 from functools import partial
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import (
-    Agenda,
-    Channel,
-    Clock,
-    Done,
-    Joined,
-    JoinRequest,
-    MissedByMember,
-    nothing,
-    warm,
-)
+from headrace.broker.channel.channel import Channel, Done, Joined, JoinRequest, MissedByMember, Part
 from headrace.broker.channel.member import Member, MemberConnection, Standing
 from headrace.broker.channel.notes import StoredSnapshot
-from headrace.broker.channel.snapshots import States
 from headrace.errors import ChannelError
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note
 from headrace.model import JUMP, Position
 
 _RENEWED_MS_MIN = 60_000
 """Minimum time between two notes that record the presence of a member with a short lease."""
 
 
-class Leases:
+class Leases(Part):
     """Times until which members are kept and remembered, and the notes in which these times are due."""
-
-    def __init__(self, clock: Clock, remember_ms: int) -> None:
-        self._clock = clock
-        self._remember_ms = remember_ms
 
     def holds(self, channel: Channel, member: Member, now_ms: int) -> bool:
         """Return True if the log is kept for this member."""
-        is_leased = now_ms < self.end_ms(channel, member)
-        return member.is_member and (member.is_present or is_leased)
+        return member.is_member and (member.is_present or now_ms < self.end_ms(channel, member))
 
     def lease_ms(self, channel: Channel, member: Member) -> int:
         """Return a member's lease: the one that it chose, if that is shorter than the channel's."""
@@ -55,7 +38,7 @@ class Leases:
         """
         seen_ms = member.seen_ms
         if member.lease_ms:
-            seen_ms = max(seen_ms, self._clock.started_ms)
+            seen_ms = max(seen_ms, self._hub.started_ms)
         return seen_ms + self.lease_ms(channel, member)
 
     def renewed_after_ms(self, channel: Channel, member: Member) -> int:
@@ -67,18 +50,17 @@ class Leases:
 
     def forgotten_ms(self, channel: Channel, member: Member) -> int:
         """Return the time when even the number of an absent member's last message is forgotten."""
-        if member.is_member:
-            return self.end_ms(channel, member) + self._remember_ms
-        return member.seen_ms + self._remember_ms
+        last_ms = self.end_ms(channel, member) if member.is_member else member.seen_ms
+        return last_ms + self._hub.remember_ms
 
     def note(self, channel: Channel, member: Member) -> Note:
         if member.is_present:
             # The lease counts from the last note. Notes are frequent, so a lease is shortened only a little.
-            due_ms = self._clock.now_ms + self.renewed_after_ms(channel, member)
-        elif member.is_member and self._clock.read_ms() < self.end_ms(channel, member):
+            due_ms = self._hub.now_ms + self.renewed_after_ms(channel, member)
+        elif member.is_member and self._hub.clock_ms() < self.end_ms(channel, member):
             due_ms = self.end_ms(channel, member)
         elif member.is_member and member.lease_ms:
-            due_ms = self._clock.read_ms()
+            due_ms = self._hub.clock_ms()
         else:
             due_ms = self.forgotten_ms(channel, member)
         return notes.member_note(channel.name, member, due_ms)
@@ -93,29 +75,7 @@ class Leases:
         return notes.no_member(channel.name, member.name)
 
 
-class Membership:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        clock: Clock,
-        leases: Leases,
-        states: States,
-        agenda: Agenda,
-        *,
-        members_max: int,
-        go_on: Callable[[Channel, Member], None],
-    ) -> None:
-        """`go_on` starts to push or signal messages to a member that has joined."""
-        self._store = store
-        self._runner = runner
-        self._clock = clock
-        self._leases = leases
-        self._states = states
-        self._agenda = agenda
-        self._members_max = members_max
-        self._go_on = go_on
-
+class Membership(Part):
     # Joining
 
     def join(self, asked: JoinRequest) -> None:
@@ -127,17 +87,16 @@ class Membership:
             text = f"{processor!r} has joined on a later connection"
             asked.refuse(ChannelError("not-joined", text))
             return
-        is_known = member is not None and member.is_member
-        if not is_known and _count(channel) >= self._members_max:
-            text = f"channel {channel.name!r} has {self._members_max} members"
+        is_known, limit = member is not None and member.is_member, self._hub.members_max
+        if not is_known and sum(one.is_member for one in channel.members.values()) >= limit:
+            text = f"channel {channel.name!r} has {limit} members"
             asked.refuse(ChannelError("too-many", text))
             return
-        start = channel.topic.start_offset
         if (
-            member is not None
+            asked.origin is None
+            and member is not None
             and member.standing is Standing.MEMBER
-            and member.confirmed[0] >= start
-            and asked.origin is None
+            and member.confirmed[0] >= channel.topic.start_offset
         ):
             self._join(member, asked, None)
             return
@@ -145,7 +104,7 @@ class Membership:
         channel.is_busy = True
         if asked.origin is None:
             found, not_found = partial(self._found, asked, None), partial(self._not_found, asked)
-            self._states.load(channel, found, not_found)
+            self._hub.states.load(channel, found, not_found)
         else:
             self._find_origin(asked)
 
@@ -159,7 +118,7 @@ class Membership:
             try:
                 at = self._store.locate_offset(topic, offset)
             except ColdError as cold:
-                warm(self._runner, cold, lambda: self._find_origin(asked))
+                self._warm(cold, lambda: self._find_origin(asked))
                 return
             if at.offset == offset:
                 self._found(asked, at, None)
@@ -180,7 +139,7 @@ class Membership:
             else:
                 self._make_state(asked)
 
-        self._states.load(asked.channel, loaded, partial(self._not_found, asked))
+        self._hub.states.load(asked.channel, loaded, partial(self._not_found, asked))
 
     def _make_state(self, asked: JoinRequest) -> None:
         channel = asked.channel
@@ -188,7 +147,7 @@ class Membership:
         def made(state: StoredSnapshot) -> None:
             self._found(asked, Position(channel.topic.epoch, state.offset, state.ordinal), state)
 
-        self._states.compute(channel, made, partial(self._not_found, asked))
+        self._hub.states.compute(channel, made, partial(self._not_found, asked))
 
     def _found(
         self, asked: JoinRequest, at: Position | None, snapshot: StoredSnapshot | None
@@ -196,9 +155,7 @@ class Membership:
         channel = asked.channel
         channel.is_busy = False
         if not asked.is_over:
-            name = asked.processor
-            member = channel.members.get(name) or Member(name, 0, 0, 0, 0, Standing.LEFT)
-            channel.members[name] = member
+            member = channel.members.setdefault(asked.processor, Member(asked.processor))
             self._join(member, asked, snapshot, at)
         channel.job_done()
 
@@ -246,7 +203,7 @@ class Membership:
         if origin is not None and subscriber is None and not is_behind:
             # Requests continue at the cursor. Messages after the state are requested by their offset.
             at = Position(topic.epoch, *member.confirmed)
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         if not is_told and origin is None:
             snapshot = None
         joined = Joined(
@@ -257,7 +214,7 @@ class Membership:
             member.number,
             missed,
             snapshot,
-            self._leases.lease_ms(channel, member) if member.lease_ms else 0,
+            self._hub.leases.lease_ms(channel, member) if member.lease_ms else 0,
         )
 
         def done() -> None:
@@ -269,11 +226,11 @@ class Membership:
                 text = f"{member.name!r} has left, or joined on another connection, meanwhile"
                 asked.refuse(ChannelError("not-joined", text))
             else:
-                member.enter(at, is_told=is_told)
+                member.enter(at.offset, at.ordinal, is_told=is_told)
                 asked.answer(joined)
-                self._go_on(channel, member)
+                channel.go_on(member)
 
-        channel.write([self._leases.note(channel, member)], done)
+        channel.write([self._hub.leases.note(channel, member)], done)
 
     def _missed(self, channel: Channel, member: Member, at: Position) -> MissedByMember | None:
         """Return the unacknowledged messages that a member will never get if it continues at a position."""
@@ -283,10 +240,8 @@ class Membership:
             return None
         if gone >= JUMP:
             return MissedByMember(None, "lost")
-        end = notes.read_end(self._store, channel.name)
-        return MissedByMember(
-            gone, "destroyed" if end is not None and offset < end.offset else "trimmed"
-        )
+        is_destroyed = offset < notes.read_end(self._store, channel.name)
+        return MissedByMember(gone, "destroyed" if is_destroyed else "trimmed")
 
     # Leaving
 
@@ -307,18 +262,19 @@ class Membership:
         self._depart(channel, member)
         if subscriber is not None and subscriber is not by:
             subscriber.ended(channel.name, "left")
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         if forget:
             member.number = 0
         self._end(channel, member, answer)
 
-    def _end(self, channel: Channel, member: Member, done: Done) -> None:
-        channel.write([self._leases.end(channel, member)], done)
-        self._agenda.trim_soon(channel)
+    def _end(self, channel: Channel, member: Member, done: Done = lambda: None) -> None:
+        channel.write([self._hub.leases.end(channel, member)], done)
+        self._hub.trim_soon(channel)
 
     # Presence
 
     def gone(self, channel: Channel, processor: str, subscriber: MemberConnection) -> None:
+        """Handle the end of a member's connection."""
         member = channel.members.get(processor)
         if member is None or member.subscriber is not subscriber:
             return
@@ -330,41 +286,32 @@ class Membership:
         member.depart()
         member.is_polling = True
         if member.offset >= channel.topic.start_offset:
-            member.enter(
-                Position(channel.topic.epoch, member.offset, member.ordinal), is_told=False
-            )
+            member.enter(member.offset, member.ordinal)
 
     def request(self, channel: Channel, processor: str, *, at_cursor: bool) -> Member:
         member = channel.members.get(processor)
         if member is None or not member.is_member:
-            raise ChannelError(
-                "not-joined", f"{processor!r} is no member of channel {channel.name!r}: join first"
-            )
+            text = f"{processor!r} is no member of channel {channel.name!r}: join first"
+            raise ChannelError("not-joined", text)
         if at_cursor and member.offset < channel.topic.start_offset:
-            raise ChannelError(
-                "not-joined",
-                f"{processor!r} was away from channel {channel.name!r} for so long that messages are gone: "
-                "join again",
-            )
+            text = f"{processor!r} was away from channel {channel.name!r} for so long"
+            raise ChannelError("not-joined", f"{text} that messages are gone: join again")
         if not member.is_present:
             self._arrive(channel, member, None)
-            member.enter(
-                Position(channel.topic.epoch, member.offset, member.ordinal), is_told=False
-            )
-        self._agenda.polled(channel, member)
-        if self._clock.now_ms - member.seen_ms >= self._leases.renewed_after_ms(channel, member):
-            member.seen_ms = self._clock.now_ms
-            channel.write([self._leases.note(channel, member)], nothing)
+            member.enter(member.offset, member.ordinal)
+        self._hub.polled(channel, member)
+        if self._hub.now_ms - member.seen_ms >= self._hub.leases.renewed_after_ms(channel, member):
+            member.seen_ms = self._hub.now_ms
+            channel.write([self._hub.leases.note(channel, member)])
         return member
 
     def stopped_polling(self, channel: Channel, processor: str) -> None:
         member = channel.members.get(processor)
-        if member is None or not member.is_polling:
-            return
-        if member.subscriber is None:
-            self._depart(channel, member)
-        else:
-            member.is_polling = False
+        if member is not None and member.is_polling:
+            if member.subscriber is None:
+                self._depart(channel, member)
+            else:
+                member.is_polling = False
 
     def _arrive(
         self, channel: Channel, member: Member, subscriber: MemberConnection | None
@@ -377,10 +324,10 @@ class Membership:
             if old is not None and old is not subscriber:
                 old.ended(channel.name, "replaced")
         else:
-            self._agenda.polled(channel, member)
+            self._hub.polled(channel, member)
         if channel.schedule is not None:
             channel.schedule = None
-            channel.write([notes.no_schedule(channel.name)], nothing)
+            channel.write([notes.no_schedule(channel.name)])
 
     def _depart(self, channel: Channel, member: Member) -> None:
         if not member.is_present:
@@ -389,29 +336,28 @@ class Membership:
         channel.present -= 1
         if member.lease_ms:
             # A short lease counts from now, not from the last note of the member.
-            member.seen_ms = self._clock.read_ms()
-            channel.write([self._leases.note(channel, member)], nothing)
+            member.seen_ms = self._hub.clock_ms()
+            channel.write([self._hub.leases.note(channel, member)])
         if not channel.present and channel.schedule is None:
-            channel.plan_destruction(self._clock.read_ms() + channel.rule.grace_ms)
-        self._agenda.trim_soon(channel)
+            channel.plan_destruction(self._hub.clock_ms() + channel.rule.grace_ms)
+        self._hub.trim_soon(channel)
 
     # Work that is due by the clock
 
     def renew(self, channel: Channel, member: Member, now_ms: int) -> None:
         """Update a member whose note is due: renew its presence, end its short lease, or forget it."""
+        leases = self._hub.leases
         if member.is_present:
             member.seen_ms = now_ms
-        elif (
-            member.is_member and member.lease_ms and now_ms >= self._leases.end_ms(channel, member)
-        ):
-            self._end(channel, member, nothing)
+        elif member.is_member and member.lease_ms and now_ms >= leases.end_ms(channel, member):
+            self._end(channel, member)
             return
-        elif now_ms >= self._leases.forgotten_ms(channel, member):
+        elif now_ms >= leases.forgotten_ms(channel, member):
             del channel.members[member.name]
-            channel.write([notes.no_member(channel.name, member.name)], nothing)
+            channel.write([notes.no_member(channel.name, member.name)])
             return
-        channel.write([self._leases.note(channel, member)], nothing)
-        self._agenda.trim_soon(channel)
+        channel.write([leases.note(channel, member)])
+        self._hub.trim_soon(channel)
 
     def forget_future(self, channel: Channel, now_ms: int) -> None:
         """Correct times that were noted with a clock that was ahead: they count as noted now."""
@@ -419,18 +365,10 @@ class Membership:
         for member in future:
             member.seen_ms = now_ms
         if future:
-            channel.write([self._leases.note(channel, member) for member in future], nothing)
-        due_ms = now_ms + channel.rule.grace_ms
-        if (
-            channel.schedule is not None
-            and channel.schedule.due_ms > due_ms
-            and not channel.is_busy
-        ):
+            channel.write([self._hub.leases.note(channel, member) for member in future])
+        due_ms, schedule = now_ms + channel.rule.grace_ms, channel.schedule
+        if schedule is not None and schedule.due_ms > due_ms and not channel.is_busy:
             channel.plan_destruction(due_ms)
-
-
-def _count(channel: Channel) -> int:
-    return sum(member.is_member for member in channel.members.values())
 
 
 def _is_late(subscriber: MemberConnection, member: Member) -> bool:

@@ -36,16 +36,8 @@ class StoredSnapshot(NamedTuple):
     content: Content
 
 
-class End(NamedTuple):
-    """End of the last life of the log that was destroyed."""
-
-    offset: int
-    ordinal: int
-
-
-_SnapshotValue = tuple[int, int, int, int, bool, bytes]
 _decode_member = msgspec.msgpack.Decoder(tuple[int, ...]).decode
-_decode_snapshot = msgspec.msgpack.Decoder(_SnapshotValue).decode
+_decode_snapshot = msgspec.msgpack.Decoder(tuple[int, int, int, int, bool, bytes]).decode
 _decode_end = msgspec.msgpack.Decoder(tuple[int, int]).decode
 
 
@@ -71,11 +63,9 @@ def channel_of(note_key: bytes) -> tuple[str, str]:
 
 
 def member_note(channel: str, member: Member, due_ms: int) -> Note:
-    offset, ordinal = member.confirmed
-    standing = int(member.standing)
-    value: tuple[int, ...] = (offset, ordinal, member.number, member.seen_ms, standing)
+    value = [*member.confirmed, member.number, member.seen_ms, int(member.standing)]
     if member.lease_ms:
-        value += (member.lease_ms,)
+        value.append(member.lease_ms)
     return Note(key(MEMBER, channel) + member.name.encode(), _encode(value), due_ms)
 
 
@@ -90,8 +80,8 @@ def read_members(store: Store, channel: str) -> Iterator[Member]:
             assert note.value is not None
             offset, ordinal, number, seen_ms, standing, *lease = _decode_member(note.value)
             _, processor = channel_of(note.key)
-            known = Standing(standing)
-            yield Member(processor, offset, ordinal, number, seen_ms, known, *lease)
+            known, lease_ms = Standing(standing), lease[0] if lease else 0
+            yield Member(processor, offset, ordinal, number, seen_ms, known, lease_ms)
         after = found[-1].key
 
 
@@ -115,13 +105,14 @@ def snapshot_of(note: Note) -> StoredSnapshot:
     return StoredSnapshot(epoch, offset, ordinal, ms, Content(data, is_json))
 
 
-def end_note(channel: str, end: End, due_ms: int) -> Note:
-    return Note(key(END, channel), _encode(end), due_ms)
+def end_note(channel: str, offset: int, ordinal: int, due_ms: int) -> Note:
+    return Note(key(END, channel), _encode((offset, ordinal)), due_ms)
 
 
-def read_end(store: Store, channel: str) -> End | None:
+def read_end(store: Store, channel: str) -> int:
+    """Return the end offset of the last life of the log that was destroyed; 0 if none is noted."""
     note = store.note(key(END, channel))
-    return None if note is None or note.value is None else End(*_decode_end(note.value))
+    return 0 if note is None or note.value is None else _decode_end(note.value)[0]
 
 
 def schedule_note(channel: str, due_ms: int) -> Note:

@@ -1,10 +1,9 @@
 """Receiving from a channel by push, signal or poll, and acknowledging. Each member has one cursor."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from headrace.broker.channel.channel import Agenda, Channel, Clock, Refuse, warm
+from headrace.broker.channel.channel import Channel, Part, Refuse, TakeBatch, TakeOffset
 from headrace.broker.channel.member import (
     Batch,
     Member,
@@ -14,15 +13,11 @@ from headrace.broker.channel.member import (
     Standing,
     Transmitted,
 )
-from headrace.broker.channel.membership import Leases
 from headrace.errors import ChannelError
 from headrace.log.records import split_records
-from headrace.log.store import Appended, ColdError, Runner, Store
+from headrace.log.store import Appended, ColdError
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
 from headrace.payload.channel import prefix_of
-
-TakeBatch = Callable[[Batch], None]
-TakeOffset = Callable[[int], None]
 
 BATCH_MESSAGES_MAX = 500
 BATCH_BYTES_MAX = 1 << 18
@@ -40,16 +35,7 @@ class _Scan(NamedTuple):
     lost: int
 
 
-class Receiving:
-    def __init__(
-        self, store: Store, runner: Runner, clock: Clock, leases: Leases, agenda: Agenda
-    ) -> None:
-        self._store = store
-        self._runner = runner
-        self._clock = clock
-        self._leases = leases
-        self._agenda = agenda
-
+class Receiving(Part):
     # Calls from the store
 
     def committed(self, channel: Channel, one: Appended) -> None:
@@ -62,7 +48,7 @@ class Receiving:
             if subscriber is None or member.next_offset < 0:
                 continue
             if member.receive is Receive.SIGNAL:
-                self._signal(channel, member)
+                self.go_on(channel, member)
             elif member.receive is Receive.PUSH:
                 if member.next_offset != one.offset or is_long or count > member.room:
                     if member.next_offset < one.end:
@@ -73,15 +59,11 @@ class Receiving:
                 if not member.gets_own and _has_own(shared, member):
                     self.go_on(channel, member)
                 elif subscriber.messages(channel.name, shared):
-                    ordinals = range(one.ordinal + 1, one.ordinal + 1 + count)
-                    member.transmitted(
-                        [
-                            Transmitted(message.offset, message.offset, ordinal)
-                            for message, ordinal in zip(shared.messages, ordinals, strict=True)
-                        ],
-                        one.end,
-                        ordinals.stop - 1,
-                    )
+                    sent = [
+                        Transmitted(message.offset, message.offset, ordinal)
+                        for ordinal, message in enumerate(shared.messages, one.ordinal + 1)
+                    ]
+                    member.transmitted(sent, one.end, one.ordinal + count)
         channel.wake()
 
     # Pushing and signalling
@@ -91,55 +73,50 @@ class Receiving:
         subscriber = member.subscriber
         if subscriber is None or member.next_offset < 0:
             return
-        if member.receive is Receive.SIGNAL:
-            self._signal(channel, member)
-        elif member.receive is Receive.PUSH:
-            while member.next_offset < channel.topic.end_offset and (room := member.room) > 0:
-                messages_max = min(room, BATCH_MESSAGES_MAX)
-                try:
-                    place = member.next_offset, member.next_ordinal
-                    scan = self._scan(channel, _own(member), *place, messages_max)
-                except ColdError as cold:
-                    warm(self._runner, cold, lambda: self._go_on_with(channel, member, subscriber))
-                    return
-                if (scan.messages or scan.lost) and not subscriber.messages(
-                    channel.name, _batch(channel, scan)
-                ):
-                    return
+        try:
+            if member.receive is Receive.SIGNAL:
+                self._signal(channel, member, subscriber)
+            elif member.receive is Receive.PUSH:
+                self._push(channel, member, subscriber)
+        except ColdError as cold:
+
+            def again() -> None:
+                if member.subscriber is subscriber:
+                    self.go_on(channel, member)
+
+            self._warm(cold, again)
+
+    def _push(self, channel: Channel, member: Member, subscriber: MemberConnection) -> None:
+        while member.next_offset < channel.topic.end_offset and (room := member.room) > 0:
+            offset, ordinal = member.next_offset, member.next_ordinal
+            scan = self._scan(channel, member, offset, ordinal, min(room, BATCH_MESSAGES_MAX))
+            is_empty = not (scan.messages or scan.lost)
+            if is_empty or subscriber.messages(channel.name, _batch(channel, scan)):
                 member.transmitted(scan.sent, scan.offset, scan.ordinal)
+            else:
+                return
 
-    def _go_on_with(self, channel: Channel, member: Member, subscriber: MemberConnection) -> None:
-        if member.subscriber is subscriber:
-            self.go_on(channel, member)
-
-    def _signal(self, channel: Channel, member: Member) -> None:
+    def _signal(self, channel: Channel, member: Member, subscriber: MemberConnection) -> None:
         if member.is_signalled or member.offset >= channel.topic.end_offset:
             return
-        try:
-            scan = self._scan(channel, _own(member), member.offset, member.ordinal, 1)
-        except ColdError as cold:
-            subscriber = member.subscriber
-            assert subscriber is not None
-            warm(self._runner, cold, lambda: self._go_on_with(channel, member, subscriber))
-            return
+        scan = self._scan(channel, member, member.offset, member.ordinal, 1)
         if scan.messages or scan.lost:
             member.is_signalled = True
-            assert member.subscriber is not None
-            member.subscriber.signal(channel.name)
+            subscriber.signal(channel.name)
         else:
             member.fetched([], scan.offset, scan.ordinal)
 
     # Fetching
 
     def fetch(self, channel: Channel, member: Member, messages_max: int, answer: TakeBatch) -> None:
+        again = partial(self.fetch, channel, member, messages_max, answer)
         if member.is_joining:
-            channel.after_changes(partial(self.fetch, channel, member, messages_max, answer))
+            channel.after_changes(again)
             return
         try:
-            scan = self._scan(channel, _own(member), member.offset, member.ordinal, messages_max)
+            scan = self._scan(channel, member, member.offset, member.ordinal, messages_max)
         except ColdError as cold:
-            again = partial(self.fetch, channel, member, messages_max, answer)
-            warm(self._runner, cold, again)
+            self._warm(cold, again)
             return
         member.fetched(scan.sent, scan.offset, scan.ordinal)
         answer(_batch(channel, scan))
@@ -149,10 +126,8 @@ class Receiving:
     ) -> None:
         topic = channel.topic
         if offset < topic.start_offset:
-            text = (
-                f"messages behind offset {offset} of channel {channel.name!r} are gone: join again"
-            )
-            refuse(ChannelError("not-joined", text))
+            text = f"messages behind offset {offset} of channel {channel.name!r} are gone"
+            refuse(ChannelError("not-joined", f"{text}: join again"))
             return
         try:
             at = self._store.locate_offset(topic, offset) if topic.exists else topic.end
@@ -160,21 +135,22 @@ class Receiving:
                 text = f"no message of channel {channel.name!r} ends at offset {offset}"
                 refuse(ChannelError("bad-offset", text))
                 return
-            scan = self._scan(channel, b"", offset, at.ordinal, messages_max)
+            scan = self._scan(channel, None, offset, at.ordinal, messages_max)
         except ColdError as cold:
             again = partial(self.fetch_from, channel, offset, messages_max, answer, refuse)
-            warm(self._runner, cold, again)
+            self._warm(cold, again)
             return
         answer(_batch(channel, scan))
 
     def _scan(
-        self, channel: Channel, skipped: bytes, offset: int, ordinal: int, messages_max: int
+        self, channel: Channel, member: Member | None, offset: int, ordinal: int, messages_max: int
     ) -> _Scan:
         """Read the messages for a member from a position on, up to the limits of a batch.
 
-        Messages that begin with `skipped` are not for the member, unless `skipped` is empty. They do not
-        count towards the limits.
+        The member's own messages are skipped, unless it gets them; they do not count towards the limits.
+        Without a member, all messages are read.
         """
+        skipped = b"" if member is None or member.gets_own else prefix_of(member.name.encode())
         topic = channel.topic
         reader = self._store.reader(topic)
         messages: list[OutgoingMessage] = []
@@ -196,9 +172,8 @@ class Receiving:
                         if sent:
                             sent[-1] = Transmitted(sent[-1].offset, offset, ordinal)
                     else:
-                        messages.append(
-                            OutgoingMessage(offset, run.ms, record[RECORD_HEADER_BYTES:])
-                        )
+                        payload = record[RECORD_HEADER_BYTES:]
+                        messages.append(OutgoingMessage(offset, run.ms, payload))
                         sent.append(Transmitted(offset, offset, ordinal))
                         size += len(record)
             if not chunk.runs:
@@ -222,7 +197,7 @@ class Receiving:
         is_confirmed = member.acked is None and member.standing is Standing.MEMBER
         if offset <= member.offset and (is_confirmed or offset < channel.topic.start_offset):
             _answer_with_cursor(channel, member, answer)
-            self._agenda.trim_soon(channel)  # the member's own messages may have moved its cursor
+            self._hub.trim_soon(channel)  # the member's own messages may have moved its cursor
             return
 
         def look() -> None:
@@ -232,25 +207,19 @@ class Receiving:
             try:
                 found = self._boundary(channel, member, offset)
             except ColdError as cold:
-                warm(self._runner, cold, look)
+                self._warm(cold, look)
                 return
             if found is None:
-                refuse(
-                    ChannelError(
-                        "bad-offset",
-                        f"no message that {member.name!r} may acknowledge ends at offset {offset} "
-                        f"of channel {channel.name!r}",
-                    )
-                )
+                text = f"no message that {member.name!r} may acknowledge ends at offset {offset}"
+                refuse(ChannelError("bad-offset", f"{text} of channel {channel.name!r}"))
             elif found.offset < member.offset:
                 if member.gets_own and found.offset > member.confirmed[0]:
                     # The connection began ahead of the cursor. Now the cursor follows.
                     member.acked = found.offset, found.ordinal
                     member.standing = Standing.MEMBER
-                    channel.write(
-                        [self._leases.note(channel, member)], partial(answer, found.offset)
-                    )
-                    self._agenda.trim_soon(channel)
+                    note = self._hub.leases.note(channel, member)
+                    channel.write([note], partial(answer, found.offset))
+                    self._hub.trim_soon(channel)
                 else:
                     _answer_with_cursor(channel, member, answer)
             else:
@@ -287,21 +256,15 @@ class Receiving:
     def _acknowledge(
         self, channel: Channel, member: Member, offset: int, ordinal: int, answer: TakeOffset
     ) -> None:
-        member.acknowledge(offset, ordinal)
-        member.seen_ms = self._clock.now_ms
-        done = partial(self._acknowledged, channel, member, offset, answer)
-        channel.write([self._leases.note(channel, member)], done)
-        self._agenda.trim_soon(channel)
-
-    def _acknowledged(
-        self, channel: Channel, member: Member, offset: int, answer: TakeOffset
-    ) -> None:
-        answer(offset)
-        if member.receive is Receive.SIGNAL:
+        def done() -> None:
+            answer(offset)
             member.is_signalled = False
             self.go_on(channel, member)
-        elif member.next_offset < channel.topic.end_offset:
-            self.go_on(channel, member)
+
+        member.acknowledge(offset, ordinal)
+        member.seen_ms = self._hub.now_ms
+        channel.write([self._hub.leases.note(channel, member)], done)
+        self._hub.trim_soon(channel)
 
 
 def _new_messages(channel: Channel, one: Appended) -> Batch:
@@ -323,11 +286,6 @@ def _answer_with_cursor(channel: Channel, member: Member, answer: TakeOffset) ->
     # The answer is the cursor as it is now: later moves may not be durable when this is answered.
     cursor = member.confirmed[0]
     channel.after_changes(lambda: answer(cursor))
-
-
-def _own(member: Member) -> bytes:
-    """Return the bytes that begin messages which are not for a member; empty if it gets all messages."""
-    return b"" if member.gets_own else prefix_of(member.name.encode())
 
 
 def _has_own(batch: Batch, member: Member) -> bool:

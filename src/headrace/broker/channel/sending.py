@@ -1,15 +1,14 @@
 """Sending to a channel. The messages of a processor are stored once, in the order of their numbers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Accepted, Channel, Clock, Done, warm
-from headrace.broker.channel.member import Member, Standing
-from headrace.broker.channel.membership import Leases
+from headrace.broker.channel.channel import Accepted, Channel, Done, Part, TakeAccepted
+from headrace.broker.channel.member import Member
 from headrace.errors import ChannelError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import ColdError, Note
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.payload.channel import (
     BadMessageError,
@@ -24,46 +23,26 @@ from headrace.payload.reducers import CannotFoldError
 
 _READ_BYTES = 1 << 18
 
-Answer = Callable[[Accepted], None]
-
 _OFFSETS_MAX = 1000
 """Number of messages whose offsets are kept in memory for a member that has sent a message again."""
 
 
-class Sending:
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        clock: Clock,
-        leases: Leases,
-        count: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._runner = runner
-        self._clock = clock
-        self._leases = leases
-        self._count = count
-
+class Sending(Part):
     def send(
-        self, channel: Channel, member: Member, number: int, content: Content, answer: Answer
+        self, channel: Channel, member: Member, number: int, content: Content, answer: TakeAccepted
     ) -> None:
         if number <= member.number:
-            self._count("duplicates_refused_total")
+            self._hub.count("duplicates_refused_total")
             self._send_again(channel, member, number, answer)
             return
         if number > member.number + 1:
-            raise ChannelError(
-                "gap",
-                f"the next number of {member.name!r} in channel {channel.name!r} is "
-                f"{member.number + 1}, not {number}",
-            )
+            text = f"the next number of {member.name!r} in channel {channel.name!r}"
+            raise ChannelError("gap", f"{text} is {member.number + 1}, not {number}")
         try:
             channel.rule.reducer.check(content)
+            record = pack_record(encode_message(StoredMessage(member.name, number, content)))
         except CannotFoldError as error:
             raise ChannelError("cannot-fold", str(error)) from None
-        try:
-            record = pack_record(encode_message(StoredMessage(member.name, number, content)))
         except MessageTooLargeError as error:
             raise ChannelError("too-large", str(error)) from None
         except BadMessageError as error:
@@ -71,17 +50,17 @@ class Sending:
         begin, end = channel.end_offset, channel.end_offset + len(record)
         channel.end_offset, channel.end_ordinal = end, channel.end_ordinal + 1
         member.number = number
-        member.seen_ms = self._clock.now_ms
+        member.seen_ms = self._hub.now_ms
         member.sent_itself(begin, end, channel.end_ordinal)
         if member.offsets is not None:
             member.offsets[number] = end
             if len(member.offsets) > _OFFSETS_MAX:
                 member.offsets = None
         stored = partial(self._stored, member, answer, Accepted(end, False))
-        channel.write([self._leases.note(channel, member)], stored, records=[record])
+        channel.write([self._hub.leases.note(channel, member)], stored, records=[record])
 
     @staticmethod
-    def _stored(member: Member, answer: Answer, accepted: Accepted) -> None:
+    def _stored(member: Member, answer: TakeAccepted, accepted: Accepted) -> None:
         if member.sent_again is None:
             answer(accepted)
         else:  # the answer waits for messages that were sent again before this one
@@ -95,17 +74,17 @@ class Sending:
         The messages were checked before. A gap can only mean that the numbers before it are forgotten, so it
         is ignored. A sender that is not a member does not become one, and no lease is renewed.
         """
-        now_ms = self._clock.now_ms
+        now_ms = self._hub.now_ms
         records: list[bytes] = []
         senders: dict[str, Member] = {}
         for message in messages:
             name, number, _ = message
             member = channel.members.get(name)
             if member is None:
-                member = channel.members[name] = Member(name, 0, 0, 0, 0, Standing.LEFT)
+                member = channel.members[name] = Member(name)
             number = number or member.number + 1
             if number <= member.number:
-                self._count("duplicates_refused_total")
+                self._hub.count("duplicates_refused_total")
                 continue
             record = pack_record(encode_message(message._replace(number=number)))
             records.append(record)
@@ -116,18 +95,20 @@ class Sending:
                 member.sent_itself(begin, channel.end_offset, channel.end_ordinal)
             member.offsets = None
             # The number is remembered from now on, but the cursor is not kept longer than before.
-            held_ms = self._leases.lease_ms(channel, member) if member.is_member else 0
+            held_ms = self._hub.leases.lease_ms(channel, member) if member.is_member else 0
             member.seen_ms = max(member.seen_ms, now_ms - held_ms)
             senders[name] = member
-        changed = [note, *(self._leases.note(channel, member) for member in senders.values())]
+        changed = [note, *(self._hub.leases.note(channel, member) for member in senders.values())]
         if records and not channel.present and channel.schedule is None:
             # No member was present whose departure would have planned the destruction.
-            due_ms = self._clock.read_ms() + channel.rule.grace_ms
+            due_ms = self._hub.clock_ms() + channel.rule.grace_ms
             channel.schedule = notes.schedule_note(channel.name, due_ms)
             changed.append(channel.schedule)
         channel.write(changed, done, records=records)
 
-    def _send_again(self, channel: Channel, member: Member, number: int, answer: Answer) -> None:
+    def _send_again(
+        self, channel: Channel, member: Member, number: int, answer: TakeAccepted
+    ) -> None:
         """Answer a message that was sent again, after the first one is committed."""
 
         def tell(offset: int | None) -> None:
@@ -135,11 +116,10 @@ class Sending:
             answer(Accepted(offset if kept else None, True))
 
         def look() -> None:
-            offset = member.offsets.get(number) if member.offsets is not None else None
             if member.sent_again is not None:
                 member.sent_again.append((number, tell))
-            elif offset is not None:
-                tell(offset)
+            elif member.offsets is not None and number in member.offsets:
+                tell(member.offsets[number])
             else:
                 member.sent_again = [(number, tell)]
                 self._look_back(channel, member, number, {}, channel.topic.start_offset)
@@ -165,7 +145,7 @@ class Sending:
             try:
                 chunk = self._store.reader(channel.topic).read(offset, _READ_BYTES)
             except ColdError as cold:
-                warm(self._runner, cold, partial(again, found, offset, is_all=is_all))
+                self._warm(cold, partial(again, found, offset, is_all=is_all))
                 return
             prefix = prefix_of(member.name.encode())
             for run in chunk.runs:

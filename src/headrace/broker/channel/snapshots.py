@@ -6,26 +6,16 @@ its channel is in memory, so that the next one only needs the messages since the
 """
 
 import logging
-from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import (
-    Agenda,
-    Channel,
-    Clock,
-    Done,
-    Failed,
-    Loaded,
-    Refuse,
-    warm,
-)
+from headrace.broker.channel.channel import Channel, Done, Failed, Loaded, Part, Refuse, TakeOffset
 from headrace.broker.channel.notes import StoredSnapshot
 from headrace.errors import ChannelError
 from headrace.log.records import split_records
-from headrace.log.store import ColdError, Note, Runner, Store
+from headrace.log.store import Chunk, ColdError, Note, Store
 from headrace.model import RECORD_HEADER_BYTES, Position
 from headrace.payload.channel import BadMessageError, Content, StoredMessage, decode_message
 from headrace.payload.reducers import STATE_BYTES_MAX, CannotFoldError
@@ -53,6 +43,10 @@ class Older(NamedTuple):
     """Name after which the next step starts; None at the end."""
 
 
+TakeOlder = Callable[[Older], None]
+Computed = Callable[[StoredSnapshot], None]
+
+
 class Snapshots(Protocol):
     are_notes: bool
     """True if snapshots are stored with a change of the store, and not by `save`."""
@@ -64,11 +58,9 @@ class Snapshots(Protocol):
         """Store a snapshot unless there is one of a later offset; `done` is called when it is durable."""
 
     def remove(self, channel: str, done: Done, failed: Failed) -> None:
-        """Delete a snapshot; `done` is called when that is durable. Notes are deleted by a change instead."""
+        """Delete a snapshot; `done` is called when that is durable. A note is deleted by the next change."""
 
-    def older(
-        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
-    ) -> None:
+    def older(self, before_ms: int, after: str, done: TakeOlder, failed: Failed) -> None:
         """Find some channels whose snapshots were stored before `before_ms`, in the order of their names."""
 
 
@@ -87,33 +79,20 @@ class NotedSnapshots:
         raise NotImplementedError
 
     def remove(self, channel: str, done: Done, failed: Failed) -> None:
-        raise NotImplementedError
+        done()
 
-    def older(
-        self, before_ms: int, after: str, done: Callable[[Older], None], failed: Failed
-    ) -> None:
+    def older(self, before_ms: int, after: str, done: TakeOlder, failed: Failed) -> None:
         first = notes.begin(notes.SNAPSHOT, "")
         begin = notes.past(notes.SNAPSHOT, after) if after else first
-        found = self._store.notes(first, begin, OLDER_MAX)
-        names = [notes.channel_of(note.key)[0] for note in found]
-        snapshots = [notes.snapshot_of(note) for note in found]
-        old = [name for name, one in zip(names, snapshots, strict=True) if one.ms < before_ms]
-        done(Older(old, names[-1] if len(names) == OLDER_MAX else None))
+        noted = self._store.notes(first, begin, OLDER_MAX)
+        found = [(notes.channel_of(note.key)[0], notes.snapshot_of(note).ms) for note in noted]
+        old = [name for name, ms in found if ms < before_ms]
+        done(Older(old, found[-1][0] if len(found) == OLDER_MAX else None))
 
 
-class States:
+class States(Part):
     """States of all channels. A job that folds a channel loads its state, so that its log is not trimmed
     meanwhile; requests only show what is stored."""
-
-    def __init__(
-        self, store: Store, runner: Runner, snapshots: Snapshots, clock: Clock, agenda: Agenda
-    ) -> None:
-        self._store = store
-        self._runner = runner
-        self._snapshots = snapshots
-        self._clock = clock
-        self._agenda = agenda
-        self.recent = RecentStates()
 
     def load(self, channel: Channel, done: Loaded, failed: Failed) -> None:
         """Load the snapshot of the log's present life; of any life if states outlive the log."""
@@ -123,25 +102,20 @@ class States:
             is_over = not topic.exists or (found is not None and found.epoch < topic.epoch)
             done(None if is_over and not channel.rule.persist else found)
 
-        self._snapshots.load(channel.name, loaded, failed)
+        self._hub.snapshots.load(channel.name, loaded, failed)
 
-    def load_any(self, channel: Channel, done: Loaded, failed: Failed) -> None:
-        """Load the stored snapshot of a channel, whatever life of the log it is of."""
-        self._snapshots.load(channel.name, done, failed)
-
-    def compute(
-        self, channel: Channel, done: Callable[[StoredSnapshot], None], failed: Failed
-    ) -> None:
+    def compute(self, channel: Channel, done: Computed, failed: Failed) -> None:
         """Compute the state after all messages; with the reducer `uploaded`, load the last upload."""
         assert channel.is_busy
 
         def loaded(snapshot: StoredSnapshot | None) -> None:
             topic = channel.topic
             if channel.rule.reducer.is_uploaded:
-                is_whole = snapshot is not None and snapshot.offset >= topic.start_offset
-                done(snapshot if snapshot is not None and is_whole else self._empty(topic.start))
+                if snapshot is None or snapshot.offset < topic.start_offset:
+                    snapshot = StoredSnapshot(*topic.start, self._hub.clock_ms(), NOTHING)
+                done(snapshot)
                 return
-            known = self.recent.get(channel)
+            known = self._hub.recent.get(channel)
             if known is not None and (snapshot is None or known.offset > snapshot.offset):
                 snapshot = known
             end = topic.end
@@ -151,7 +125,7 @@ class States:
                 self.fold(channel, snapshot, end, folded, failed)
 
         def folded(state: StoredSnapshot) -> None:
-            self.recent.put(channel, state)
+            self._hub.recent.put(channel, state)
             done(state)
 
         self.load(channel, loaded, failed)
@@ -172,20 +146,52 @@ class States:
         channel.is_busy = True
         self.compute(channel, made, not_made)
 
-    def _empty(self, at: Position) -> StoredSnapshot:
-        return StoredSnapshot(at.epoch, at.offset, at.ordinal, self._clock.read_ms(), NOTHING)
-
     def fold(
         self,
         channel: Channel,
         snapshot: StoredSnapshot | None,
         until: Position,
-        done: Callable[[StoredSnapshot], None],
+        done: Computed,
         failed: Failed,
     ) -> None:
-        """Fold the messages after a snapshot, up to a position."""
-        fold = _Fold(self._store, self._runner, self._clock, channel, snapshot, until, done, failed)
-        fold.go_on()
+        """Fold the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
+        reader = self._store.reader(channel.topic)
+
+        def go_on(state: Content | None, offset: int) -> None:
+            try:
+                chunk = reader.read(offset, _READ_BYTES)
+            except ColdError as cold:
+                self._warm(cold, partial(go_on, state, offset))
+                return
+            messages, size = _messages(channel, chunk, until.offset)
+            following = max(chunk.next_offset, offset + 1) if chunk.runs else until.offset
+
+            def work() -> Content | CannotFoldError | None:
+                try:
+                    return channel.rule.reducer.fold(state, messages)
+                except CannotFoldError as error:
+                    return error
+
+            # A large state is decoded and encoded again, even for a few messages.
+            if size + len(state.data if state else b"") <= _FOLDED_HERE_BYTES:
+                folded(following, work())
+            else:
+                self._runner.background(work, partial(folded, following))
+
+        def folded(offset: int, state: Content | BaseException | None) -> None:
+            if isinstance(state, BaseException):
+                failed(f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
+            elif offset < until.offset:
+                self._runner.soon(partial(go_on, state, offset))
+            else:
+                content = state if state is not None else NOTHING
+                done(StoredSnapshot(*until, self._hub.clock_ms(), content))
+
+        start = channel.topic.start_offset
+        if snapshot is None:
+            go_on(None, start)
+        else:
+            go_on(snapshot.content, max(snapshot.offset, start))
 
     def save(
         self,
@@ -199,8 +205,8 @@ class States:
         `done` gets the notes that the caller's next commit must contain: if snapshots are notes, this commit
         stores them.
         """
-        if not self._snapshots.are_notes:
-            self._snapshots.save(channel.name, snapshot, lambda: done([]), failed)
+        if not self._hub.snapshots.are_notes:
+            self._hub.snapshots.save(channel.name, snapshot, lambda: done([]), failed)
             return
         note, limit = notes.snapshot_note(channel.name, snapshot), self._store.note_bytes_max
         size = len(note.key) + len(note.value or b"")
@@ -209,20 +215,8 @@ class States:
         else:
             done([note])
 
-    def remove(self, channel: Channel, done: Done, failed: Failed) -> None:
-        """Delete a snapshot from its database. If it is a note, the caller's next commit deletes it."""
-        if self._snapshots.are_notes:
-            done()
-        else:
-            self._snapshots.remove(channel.name, done, failed)
-
     def upload(
-        self,
-        channel: Channel,
-        offset: int,
-        content: Content,
-        answer: Callable[[int], None],
-        refuse: Refuse,
+        self, channel: Channel, offset: int, content: Content, answer: TakeOffset, refuse: Refuse
     ) -> None:
         """Store the state after all messages up to `offset`; `answer` gets the offset of the stored state.
 
@@ -252,23 +246,22 @@ class States:
             try:
                 at = self._store.locate_offset(channel.topic, offset)
             except ColdError as cold:
-                warm(self._runner, cold, lambda: loaded(known))
+                self._warm(cold, lambda: loaded(known))
                 return
             if at.offset != offset:
                 text = f"no message of channel {channel.name!r} ends at offset {offset}"
                 refuse(ChannelError("bad-offset", text))
                 channel.job_done()
                 return
-            now_ms = self._clock.read_ms()
-            snapshot = StoredSnapshot(at.epoch, at.offset, at.ordinal, now_ms, content)
-            if self._snapshots.are_notes:
+            snapshot = StoredSnapshot(*at, self._hub.clock_ms(), content)
+            if self._hub.snapshots.are_notes:
                 channel.write([notes.snapshot_note(channel.name, snapshot)], done)
             else:
-                self._snapshots.save(channel.name, snapshot, done, failed)
+                self._hub.snapshots.save(channel.name, snapshot, done, failed)
 
         def done() -> None:
             answer(offset)
-            self._agenda.trim_soon(channel)
+            self._hub.trim_soon(channel)
             channel.job_done()
 
         self.load(channel, loaded, failed)
@@ -277,10 +270,9 @@ class States:
 class RecentStates:
     """Recently computed states of channels in memory. New states replace the oldest ones."""
 
-    def __init__(self, bytes_max: int = STATES_BYTES_MAX) -> None:
-        self._bytes_max = bytes_max
+    def __init__(self) -> None:
         self._bytes = 0
-        self._states: OrderedDict[Channel, StoredSnapshot] = OrderedDict()
+        self._states: dict[Channel, StoredSnapshot] = {}
 
     def get(self, channel: Channel) -> StoredSnapshot | None:
         return self._states.get(channel)
@@ -289,7 +281,7 @@ class RecentStates:
         self.drop(channel)
         self._states[channel] = state
         self._bytes += len(state.content.data)
-        while self._bytes > self._bytes_max:
+        while self._bytes > STATES_BYTES_MAX:
             self.drop(next(iter(self._states)))
 
     def drop(self, channel: Channel) -> None:
@@ -298,88 +290,23 @@ class RecentStates:
             self._bytes -= len(known.content.data)
 
 
-class _Fold:
-    """Folds the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
+def _messages(channel: Channel, chunk: Chunk, until: int) -> tuple[list[StoredMessage], int]:
+    """Return the messages of a chunk up to an offset, and their size in bytes.
 
-    def __init__(
-        self,
-        store: Store,
-        runner: Runner,
-        clock: Clock,
-        channel: Channel,
-        snapshot: StoredSnapshot | None,
-        until: Position,
-        done: Callable[[StoredSnapshot], None],
-        failed: Failed,
-    ) -> None:
-        self._runner = runner
-        self._clock = clock
-        self._channel = channel
-        self._failed = failed
-        self._state = snapshot.content if snapshot is not None else None
-        self._until = until
-        self._done = done
-        start = channel.topic.start_offset
-        self._offset = max(snapshot.offset, start) if snapshot is not None else start
-        self._reader = store.reader(channel.topic)
-
-    def go_on(self) -> None:
-        reducer = self._channel.rule.reducer
-        try:
-            messages, size = self._read()
-        except ColdError as cold:
-            warm(self._runner, cold, self.go_on)
-            return
-        work = partial(reducer.fold, self._state, messages)
-        # A large state is decoded and encoded again, even for a few messages.
-        if size + len(self._state.data if self._state else b"") <= _FOLDED_HERE_BYTES:
-            self._folded(_attempt(work))
-        else:
-            self._runner.background(partial(_attempt, work), self._folded)
-
-    def _folded(self, state: Content | BaseException | None) -> None:
-        channel = self._channel
-        if isinstance(state, BaseException):
-            self._failed(f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
-            return
-        self._state = state
-        if self._offset < self._until.offset:
-            self._runner.soon(self.go_on)
-            return
-        at = self._until
-        content = state if state is not None else NOTHING
-        self._done(StoredSnapshot(at.epoch, at.offset, at.ordinal, self._clock.read_ms(), content))
-
-    def _read(self) -> tuple[list[StoredMessage], int]:
-        """Return the next messages and their size in bytes.
-
-        Damaged records, which the store reports, and records that are not messages are skipped.
-        """
-        messages: list[StoredMessage] = []
-        chunk = self._reader.read(self._offset, _READ_BYTES)
-        size = 0
-        for run in chunk.runs:
-            at = run.offset
-            for record in split_records(run.data, run.record_count):
-                at += len(record)
-                if at > self._until.offset:
-                    break
-                size += len(record)
-                try:
-                    messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
-                except BadMessageError as error:
-                    name = quoted(self._channel.name)
-                    logger.error(
-                        "channel %s: a record is no message and is skipped: %s", name, error
-                    )
-        self._offset = (
-            max(chunk.next_offset, self._offset + 1) if chunk.runs else self._until.offset
-        )
-        return messages, size
-
-
-def _attempt(work: Callable[[], Content | None]) -> Content | BaseException | None:
-    try:
-        return work()
-    except CannotFoldError as error:
-        return error
+    Damaged records, which the store reports, and records that are not messages are skipped.
+    """
+    messages: list[StoredMessage] = []
+    size = 0
+    for run in chunk.runs:
+        at = run.offset
+        for record in split_records(run.data, run.record_count):
+            at += len(record)
+            if at > until:
+                break
+            size += len(record)
+            try:
+                messages.append(decode_message(record[RECORD_HEADER_BYTES:]))
+            except BadMessageError as error:
+                name = quoted(channel.name)
+                logger.error("channel %s: a record is no message and is skipped: %s", name, error)
+    return messages, size

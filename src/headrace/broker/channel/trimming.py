@@ -7,23 +7,18 @@ forgets them; if snapshots are notes of the store, in the same commit.
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
 from headrace.broker.channel import notes
-from headrace.broker.channel.channel import Agenda, Channel, Clock, Done, Failed, nothing
-from headrace.broker.channel.membership import Leases
-from headrace.broker.channel.notes import End, StoredSnapshot
-from headrace.broker.channel.snapshots import States
-from headrace.log.store import Hold, Note, Store, waited_for
+from headrace.broker.channel.channel import Channel, Done, Failed, Part
+from headrace.broker.channel.notes import StoredSnapshot
+from headrace.log.store import Note, waited_for
 from headrace.model import Position
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
-
-DESTROYED = "destroyed"
-"""Reason that members get when their channel is destroyed by hand."""
 
 RETRY_MS = 60_000
 """Retry delay after a failed trim or destruction; the channel's grace if that is shorter."""
@@ -36,31 +31,10 @@ class _Goal(NamedTuple):
     """True if the log is destroyed there."""
 
 
-class LogTrimming:
-    def __init__(
-        self,
-        store: Store,
-        clock: Clock,
-        leases: Leases,
-        states: States,
-        agenda: Agenda,
-        *,
-        remember_ms: int,
-        snapshot_age_ms: int,
-        count: Callable[[str], None],
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._leases = leases
-        self._states = states
-        self._agenda = agenda
-        self._remember_ms = remember_ms
-        self._snapshot_age_ms = snapshot_age_ms
-        self._count = count
-
+class LogTrimming(Part):
     def look(self, channel: Channel, now_ms: int) -> None:
         """Trim or destroy the log, as far as no member or reader needs it."""
-        if channel.hold(lambda: self.look(channel, self._clock.read_ms())):
+        if channel.hold(lambda: self.look(channel, self._hub.clock_ms())):
             return
         goal = self._goal(channel, now_ms)
         if goal is None:
@@ -68,41 +42,38 @@ class LogTrimming:
             return
         channel.is_busy = True
         loaded, failed = partial(self._loaded, channel, goal), partial(self._failed, channel)
-        self._states.load(channel, loaded, failed)
+        self._hub.states.load(channel, loaded, failed)
 
     def needed(self, channel: Channel, now_ms: int) -> Position:
         """Return the position from which a member or reader needs the log; its end if none does."""
         topic = channel.topic
         offset, ordinal = topic.end_offset, topic.end_ordinal
         for member in channel.members.values():
-            if not self._leases.holds(channel, member, now_ms):
+            if not self._hub.leases.holds(channel, member, now_ms):
                 continue
             if member.offset < offset:
                 offset, ordinal = member.offset, member.ordinal
             # The connection may be ahead of the cursor, where the member continues the next time.
             if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
                 offset, ordinal = member.acked
-        for hold in self._readers(channel):
-            if hold.position.offset < offset:
-                offset, ordinal = hold.position.offset, hold.position.ordinal
+        for _, position in waited_for(self._store, topic, channel.rule.wait_for):
+            if position.offset < offset:
+                _, offset, ordinal = position
         return Position(topic.epoch, offset, ordinal)
-
-    def _readers(self, channel: Channel) -> list[Hold]:
-        readers = channel.rule.wait_for
-        return waited_for(self._store, channel.topic, readers) if readers else []
 
     # The steps of a trim
 
     def _goal(self, channel: Channel, now_ms: int) -> _Goal | None:
         topic = channel.topic
         if not topic.exists:
-            if channel.is_due(now_ms) and not channel.has_unwritten:
+            if channel.is_due(now_ms) and not channel.in_flight:
                 channel.schedule = None
-                channel.write([notes.no_schedule(channel.name)], nothing)
+                channel.write([notes.no_schedule(channel.name)])
             return None
         if channel.is_due(now_ms):
-            if not channel.has_unwritten:
-                if all(hold.position.offset >= topic.end_offset for hold in self._readers(channel)):
+            if not channel.in_flight:
+                holds = waited_for(self._store, topic, channel.rule.wait_for)
+                if all(hold.position.offset >= topic.end_offset for hold in holds):
                     return _Goal(topic.end, True)
                 self._postpone(channel)
             return None
@@ -110,29 +81,28 @@ class LogTrimming:
         return _Goal(position, False) if position.offset > topic.start_offset else None
 
     def _loaded(self, channel: Channel, goal: _Goal, snapshot: StoredSnapshot | None) -> None:
-        start = channel.topic.start
         if goal.is_end and not channel.rule.persist:
             self._shorten(channel, goal, [notes.no_snapshot(channel.name)])
             return
         if channel.rule.reducer.is_uploaded:
-            covered = start
+            covered = channel.topic.start
             if snapshot is not None:
-                covered = Position(start.epoch, snapshot.offset, snapshot.ordinal)
+                covered = covered._replace(offset=snapshot.offset, ordinal=snapshot.ordinal)
             if covered.offset < goal.position.offset:
                 goal = _Goal(covered, False)
         elif snapshot is None or snapshot.offset < goal.position.offset:
             folded, failed = partial(self._folded, channel, goal), partial(self._failed, channel)
-            self._states.fold(channel, snapshot, goal.position, folded, failed)
+            self._hub.states.fold(channel, snapshot, goal.position, folded, failed)
             return
-        if goal.is_end and snapshot is not None and self._snapshot_age_ms:
+        if goal.is_end and snapshot is not None and self._hub.snapshot_age_ms:
             # The age of the snapshot counts from the end of the log.
-            self._folded(channel, goal, snapshot._replace(ms=self._clock.read_ms()))
+            self._folded(channel, goal, snapshot._replace(ms=self._hub.clock_ms()))
         else:
             self._shorten(channel, goal, [])
 
     def _folded(self, channel: Channel, goal: _Goal, snapshot: StoredSnapshot) -> None:
         stored, failed = partial(self._shorten, channel, goal), partial(self._failed, channel)
-        self._states.save(channel, snapshot, stored, failed)
+        self._hub.states.save(channel, snapshot, stored, failed)
 
     def _shorten(self, channel: Channel, goal: _Goal, changed: Sequence[Note]) -> None:
         """Trim or destroy the log in one commit with the changed notes of the snapshot."""
@@ -140,13 +110,12 @@ class LogTrimming:
         if goal.is_end:
             self._end(channel, goal.position, changed)
             return
-        now_ms = self._clock.read_ms()
+        now_ms = self._hub.clock_ms()
         if channel.is_due(now_ms):
             self._postpone(channel)
         # A member whose lease had ended may have come back meanwhile, and holds the log again.
-        position, still_needed = goal.position, self.needed(channel, now_ms)
-        if still_needed.offset < position.offset:
-            position = still_needed
+        still_needed = self.needed(channel, now_ms)
+        position = min(goal.position, still_needed, key=lambda at: at.offset)
         if position.offset > channel.topic.start_offset:
             channel.write(changed, partial(self._done, channel, "trimmed"), trim=position)
         elif changed:
@@ -156,19 +125,19 @@ class LogTrimming:
 
     def _end(self, channel: Channel, at: Position, changed: Sequence[Note]) -> None:
         """Destroy a log that no member has used during the grace."""
-        is_alive = channel.has_unwritten or channel.topic.end_offset != at.offset
-        if is_alive or not channel.is_due(self._clock.read_ms()):
+        is_alive = channel.in_flight or channel.topic.end_offset != at.offset
+        if is_alive or not channel.is_due(self._hub.clock_ms()):
             channel.job_done()  # a member or message has come meanwhile, or an operator keeps the log
             return
         channel.schedule = None
-        end_note = self._end_note(channel, End(at.offset, at.ordinal))
+        end_note = self._end_note(channel, at.offset, at.ordinal)
         logger.info("channel %s: destroyed at offset %d", quoted(channel.name), at.offset)
-        self._states.recent.drop(channel)
+        self._hub.recent.drop(channel)
         done = partial(self._done, channel, "destroyed")
 
         def destroyed() -> None:
             # The next life of the log ignores this state, even if the database cannot delete it now.
-            self._states.remove(channel, done, lambda _: done())
+            self._hub.snapshots.remove(channel.name, done, lambda _: done())
 
         channel.write(
             [*changed, notes.no_schedule(channel.name), end_note],
@@ -176,30 +145,27 @@ class LogTrimming:
             destroy=True,
         )
 
-    def _end_note(self, channel: Channel, end: End) -> Note:
-        due_ms = self._clock.read_ms() + channel.rule.lease_ms + self._remember_ms
-        return notes.end_note(channel.name, end, due_ms)
+    def _end_note(self, channel: Channel, offset: int, ordinal: int) -> Note:
+        due_ms = self._hub.clock_ms() + channel.rule.lease_ms + self._hub.remember_ms
+        return notes.end_note(channel.name, offset, ordinal, due_ms)
 
     def _done(self, channel: Channel, what: str) -> None:
-        self._count(f"channels_{what}_total")
+        self._hub.count(f"channels_{what}_total")
         channel.job_done()
 
     def _failed(self, channel: Channel, reason: str) -> None:
         if channel.trouble != reason:
             channel.trouble = reason
-            logger.error(
-                "channel %s: the log cannot be trimmed now, and is trimmed later: %s",
-                quoted(channel.name),
-                reason,
-            )
-        if channel.is_due(self._clock.read_ms()):
+            text = "channel %s: the log cannot be trimmed now, and is trimmed later: %s"
+            logger.error(text, quoted(channel.name), reason)
+        if channel.is_due(self._hub.clock_ms()):
             self._postpone(channel)
         else:
-            self._agenda.retry_trim(channel, _wait_ms(channel))
+            self._hub.retry_trim(channel, _wait_ms(channel))
         channel.job_done()
 
     def _postpone(self, channel: Channel) -> None:
-        channel.plan_destruction(self._clock.read_ms() + _wait_ms(channel))
+        channel.plan_destruction(self._hub.clock_ms() + _wait_ms(channel))
 
     # Other jobs
 
@@ -218,7 +184,7 @@ class LogTrimming:
             answer()
             self._done(channel, "destroyed")
 
-        self._states.remove(channel, partial(self._destroy_now, channel, done), failed)
+        self._hub.snapshots.remove(channel.name, partial(self._destroy_now, channel, done), failed)
 
     def _destroy_now(self, channel: Channel, done: Done) -> None:
         topic, name = channel.topic, channel.name
@@ -226,16 +192,16 @@ class LogTrimming:
         for member in [one for one in channel.members.values() if one.is_member]:
             subscriber = member.subscriber
             member.depart()
-            member.seen_ms = self._clock.now_ms
-            changed.append(self._leases.end(channel, member))
+            member.seen_ms = self._hub.now_ms
+            changed.append(self._hub.leases.end(channel, member))
             if subscriber is not None:
-                subscriber.ended(name, DESTROYED)
+                subscriber.ended(name, "destroyed")
         channel.present, channel.schedule, channel.trouble = 0, None, ""
-        self._states.recent.drop(channel)
+        self._hub.recent.drop(channel)
         # Messages that are being written are destroyed too.
         has_log = topic.exists or channel.end_offset > topic.end_offset
         if has_log:
-            changed.append(self._end_note(channel, End(channel.end_offset, channel.end_ordinal)))
+            changed.append(self._end_note(channel, channel.end_offset, channel.end_ordinal))
         logger.info("channel %s: destroyed by hand at offset %d", quoted(name), channel.end_offset)
         channel.write(changed, done, destroy=has_log)
 
@@ -243,7 +209,7 @@ class LogTrimming:
         """Delete the snapshot of a channel without a log, if it was stored before `before_ms`."""
         if channel.hold(lambda: self.expire(channel, before_ms)):
             return
-        if channel.topic.exists or channel.present or channel.has_unwritten:
+        if channel.topic.exists or channel.present or channel.in_flight:
             return
         channel.is_busy = True
 
@@ -251,18 +217,18 @@ class LogTrimming:
             if snapshot is None or snapshot.ms >= before_ms:
                 channel.job_done()
             else:
-                self._states.remove(channel, removed, failed)
+                self._hub.snapshots.remove(channel.name, removed, failed)
 
         def removed() -> None:
-            self._states.recent.drop(channel)
+            self._hub.recent.drop(channel)
             logger.info("channel %s: its last state has expired", quoted(channel.name))
             done = partial(self._done, channel, "states_expired")
             channel.write([notes.no_snapshot(channel.name)], done)
 
-        def failed(reason: str) -> None:
+        def failed(_: str) -> None:
             channel.job_done()  # the next round tries again
 
-        self._states.load_any(channel, loaded, failed)
+        self._hub.snapshots.load(channel.name, loaded, failed)
 
 
 def _wait_ms(channel: Channel) -> int:

@@ -18,12 +18,13 @@ sent itself. So the log shows which events were delivered, even after a restart 
 import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.log.records import split_records
-from headrace.log.store import ColdError, Reader, Run, Runner, Store, Topic
+from headrace.log.store import ColdError, Run, Runner, Store, Topic
 from headrace.model import RECORD_HEADER_BYTES
 from headrace.payload.logux import (
     BadEnvelopeError,
@@ -97,20 +98,11 @@ class Echoes:
         while self._waiting:
             candidates = self._candidates(self._waiting[0][0])
             if candidates:
+                self._busy = True
+                self._messages += 1
                 self._compare(candidates)
                 return
             self._answer(set())
-
-    def _compare(self, candidates: "_Candidates") -> None:
-        self._busy = True
-        self._messages += 1
-        reading = _Reading(self._topic, self._store, self._runner, candidates)
-        reading.start(self._host, self._synced, lambda: self._finish(candidates))
-
-    def _finish(self, candidates: "_Candidates") -> None:
-        self._busy = False
-        self._answer(self._find(candidates))
-        self._go_on()
 
     def _answer(self, echoes: set[int]) -> None:
         events, answer = self._waiting.popleft()
@@ -130,15 +122,64 @@ class Echoes:
             found.clear()
         return found
 
-    # Detection of echoes
+    # Comparison with delivered events
+
+    def _compare(self, candidates: "_Candidates") -> None:
+        """Find the delivered events that differ from those of a message only in their time; then answer."""
+        topic, store, synced = self._topic, self._store, self._synced
+        reader = store.reader(topic)
+
+        def begin() -> None:
+            end = store.locate_ordinal(topic, synced).offset
+            first = store.locate_ordinal(topic, max(synced - DELIVERED_MAX, 0)).offset
+            near = store.locate_offset(topic, max(end - DELIVERED_BYTES_MAX, 0)).offset
+            read(max(first, near), end)
+
+        def read(offset: int, end: int) -> None:
+            if offset < end:
+                chunk = reader.read(offset, _READ_BYTES)
+                if chunk.next_offset > offset:
+                    self._runner.background(
+                        lambda: self._note_delivered(candidates, chunk.runs),
+                        lambda _: self._try(lambda: read(chunk.next_offset, end)),
+                    )
+                    return
+            self._busy = False
+            self._answer(self._find(candidates))
+            self._go_on()
+
+        self._try(begin)
+
+    def _try(self, step: Callable[[], None]) -> None:
+        """Run a step; if it would wait for the disk, read from disk in a thread first and run it again."""
+        try:
+            step()
+        except ColdError as cold:
+            self._runner.background(cold.warm, lambda _: self._try(step))
+
+    def _note_delivered(self, candidates: "_Candidates", runs: Iterable[Run]) -> None:
+        for run in runs:
+            records = split_records(run.data, run.record_count)
+            for record in records[: max(self._synced - run.ordinal, 0)]:
+                try:
+                    envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
+                    stamp = stamp_of(created_of(envelope))
+                except BadEnvelopeError:
+                    continue
+                is_own = envelope.origin == self._host and not envelope.batch
+                if stamp is not None and not is_own:
+                    event = msgspec.json.decode(envelope.event)
+                    same = candidates.get(_digest(stamp, event))
+                    if same is not None:
+                        same.delivered[stamp.ms] = envelope.origin
 
     def _find(self, candidates: "_Candidates") -> set[int]:
         """Return the places of the echoes among the events of one message."""
         for digest, same in candidates.items():
-            for ms in list(same.delivered):
+            for ms, origin in list(same.delivered.items()):
                 # A sent event with exactly the time of a delivered event is that event: the log detects it.
-                is_known = same.places.pop(ms, None) is not None
-                if is_known or (digest, ms) in self._absorbed or not self._was_shown(same, ms):
+                is_known = same.places.pop(ms, None) is not None or (digest, ms) in self._absorbed
+                if is_known or not self._may_see(same.event, [ms, *same.stamp[1:]], origin):
                     del same.delivered[ms]
         echoes: set[int] = set()
         while (shift := _shift(candidates.values())) is not None:
@@ -149,22 +190,17 @@ class Echoes:
                     echoes.add(same.places.pop(ms))
         return echoes
 
-    def _was_shown(self, same: "_Same", ms: Number) -> bool:
-        return self._may_see(same.event, [ms, *same.stamp[1:]], same.delivered[ms])
 
-
+@dataclass(slots=True)
 class _Same:
     """Events that differ only in their milliseconds."""
 
-    __slots__ = ("delivered", "event", "places", "stamp")
-
-    def __init__(self, event: Event, stamp: Stamp) -> None:
-        self.event = event
-        self.stamp = stamp
-        self.places: dict[Number, int] = {}
-        """Places of the events in the message, by milliseconds."""
-        self.delivered: dict[Number, Origin] = {}
-        """Origins of the delivered events in the log, by milliseconds."""
+    event: Event
+    stamp: Stamp
+    places: dict[Number, int] = field(default_factory=dict)
+    """Places of the events in the message, by milliseconds."""
+    delivered: dict[Number, Origin] = field(default_factory=dict)
+    """Origins of the delivered events in the log, by milliseconds."""
 
 
 _Candidates = dict[bytes, _Same]
@@ -182,63 +218,6 @@ def _shift(candidates: Iterable[_Same]) -> Number | None:
         counts.update([ms - other for ms in same.places for other in same.delivered])
     (first, most), (_, next_most) = [*counts.most_common(2), (0, 0), (0, 0)][:2]
     return first if most > max(next_most, 1) else None
-
-
-class _Reading:
-    """Finds the delivered events that differ from those of a message only in their time."""
-
-    def __init__(self, topic: Topic, store: Store, runner: Runner, candidates: _Candidates) -> None:
-        self._topic = topic
-        self._store = store
-        self._runner = runner
-        self._candidates = candidates
-        self._reader: Reader = store.reader(topic)
-
-    def start(self, host: Host, synced: int, done: Callable[[], None]) -> None:
-        def begin() -> None:
-            topic, store = self._topic, self._store
-            end = store.locate_ordinal(topic, synced).offset
-            first = store.locate_ordinal(topic, max(synced - DELIVERED_MAX, 0)).offset
-            near = store.locate_offset(topic, max(end - DELIVERED_BYTES_MAX, 0)).offset
-            read(max(first, near), end)
-
-        def read(offset: int, end: int) -> None:
-            if offset >= end:
-                done()
-                return
-            chunk = self._reader.read(offset, _READ_BYTES)
-            if chunk.next_offset <= offset:
-                done()
-                return
-            self._runner.background(
-                lambda: self._compare(chunk.runs, host, synced),
-                lambda _: self._try(lambda: read(chunk.next_offset, end)),
-            )
-
-        self._try(begin)
-
-    def _try(self, step: Callable[[], None]) -> None:
-        """Run a step; if it would wait for the disk, read from disk in a thread first and run it again."""
-        try:
-            step()
-        except ColdError as cold:
-            self._runner.background(cold.warm, lambda _: self._try(step))
-
-    def _compare(self, runs: Iterable[Run], host: Host, synced: int) -> None:
-        for run in runs:
-            records = split_records(run.data, run.record_count)
-            for record in records[: max(synced - run.ordinal, 0)]:
-                try:
-                    envelope = decode_envelope(record[RECORD_HEADER_BYTES:])
-                    stamp = stamp_of(created_of(envelope))
-                except BadEnvelopeError:
-                    continue
-                is_own = envelope.origin == host and not envelope.batch
-                if stamp is not None and not is_own:
-                    event = msgspec.json.decode(envelope.event)
-                    same = self._candidates.get(_digest(stamp, event))
-                    if same is not None:
-                        same.delivered[stamp.ms] = envelope.origin
 
 
 def _digest(stamp: Stamp, event: object) -> bytes:

@@ -98,9 +98,8 @@ class EventIds:
                 return Known({}, {})
             found = _select(connection, "id, ordinal FROM ids WHERE log = ? AND id", log, ids)
             ordinals: dict[bytes, int] = dict(found)
-            found = _select(
-                connection, "host, ms, number FROM hosts WHERE log = ? AND host", log, hosts
-            )
+            where = "host, ms, number FROM hosts WHERE log = ? AND host"
+            found = _select(connection, where, log, hosts)
             return Known(ordinals, {host: (ms, number) for host, ms, number in found})
 
     def forget_before(self, topic: str, ordinal: int) -> None:
@@ -135,16 +134,13 @@ class EventIds:
         """Yield the connection, for one caller at a time. Errors of SQLite become EventIdsError."""
         with self._lock:
             try:
-                if self._connection is None:
-                    self._connect()
-                assert self._connection is not None
-                yield self._connection
+                yield self._connection or self._connect()
             except sqlite3.DatabaseError as error:
                 self._forget_connection()
                 is_damage = getattr(error, "sqlite_errorcode", None) in _DAMAGE
                 raise EventIdsError(f"{self._path}: {error}", is_damage=is_damage) from error
 
-    def _connect(self) -> None:
+    def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self._path, timeout=_BUSY_S, check_same_thread=False)
         self._connection = connection
         connection.execute("PRAGMA journal_mode = WAL")
@@ -156,6 +152,7 @@ class EventIds:
             connection.executescript(f"BEGIN; {change} PRAGMA user_version = {_FORMAT}; COMMIT")
         elif version != _FORMAT:
             raise sqlite3.NotSupportedError(f"format {version}")
+        return connection
 
     def _forget_connection(self) -> None:
         if self._connection is not None:
@@ -180,10 +177,8 @@ def _find_log(connection: sqlite3.Connection, topic: str) -> int | None:
 
 def _log_of(connection: sqlite3.Connection, topic: str) -> int:
     """Return the number of a topic's log, or insert a new one: so call this only inside a transaction."""
+    connection.execute("INSERT OR IGNORE INTO logs VALUES (NULL, ?, 0, 0, 0)", (topic.encode(),))
     log = _find_log(connection, topic)
-    if log is None:
-        made = connection.execute("INSERT INTO logs VALUES (NULL, ?, 0, 0, 0)", (topic.encode(),))
-        log = made.lastrowid
     assert log is not None
     return log
 

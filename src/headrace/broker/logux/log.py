@@ -12,7 +12,6 @@ import logging
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from typing import NamedTuple, TypeVar
 
 import msgspec
@@ -20,7 +19,18 @@ import msgspec
 from headrace.broker.logux.event_ids import EventIds, EventIdsError, Known, Time
 from headrace.errors import StoreFailedError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import BatchPart, Block, ColdError, Reader, Run, Runner, Store, Topic
+from headrace.log.store import (
+    BatchPart,
+    Block,
+    ColdError,
+    Reader,
+    Run,
+    Runner,
+    Store,
+    Topic,
+    add_in_portions,
+    countdown,
+)
 from headrace.model import RECORD_HEADER_BYTES, Durability, Position
 from headrace.payload.logux import (
     BadEnvelopeError,
@@ -74,11 +84,6 @@ class _Question(NamedTuple):
     answer: Callable[[int | None], None]
 
 
-class _Addition(NamedTuple):
-    events: Sequence[NewEvent]
-    done: Callable[[], None]
-
-
 class LoguxLog:
     def __init__(
         self,
@@ -90,6 +95,7 @@ class LoguxLog:
     ) -> None:
         """`repeated` is called with the number of events that the log has already."""
         self.topic = topic
+        self._name = topic.name
         self._repeated = repeated
         self._store = store
         self._runner = runner
@@ -105,7 +111,7 @@ class LoguxLog:
         self._indexed = topic.start
         """Position up to which the table has the records."""
         self._forgotten = 0
-        self._waiting: deque[_Addition] = deque()
+        self._waiting: deque[tuple[Sequence[NewEvent], Callable[[], None]]] = deque()
         self._questions: list[_Question] = []
         self._recent: dict[bytes, int] = {}
         """Keys of events that the table lacks, each with the number of its append."""
@@ -120,7 +126,7 @@ class LoguxLog:
 
     def add(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
         """Store the new events together and in this order; `done` is called when all events are durable."""
-        self._waiting.append(_Addition(events, done))
+        self._waiting.append((events, done))
         self._go_on()
 
     def locate(self, keys: Sequence[bytes], answer: Callable[[int | None], None]) -> None:
@@ -154,11 +160,11 @@ class LoguxLog:
                 self._open()
             return
         while self._waiting and len(self._recent) < RECENT_MAX:
-            if not all(map(self._is_known, self._waiting[0].events)):
+            if not all(map(self._is_known, self._waiting[0][0])):
                 if not self._busy:
                     self._look_up()
                 return
-            self._append(self._waiting.popleft())
+            self._append(*self._waiting.popleft())
         if self._questions and not self._busy:
             self._ask()
         if len(self._recent) >= INDEXED_AT_ONCE and not self._busy:
@@ -178,13 +184,13 @@ class LoguxLog:
         latest = self._latest.get(_host(stamp))
         return latest is not None and (stamp.ms, stamp.number) > latest
 
-    def _append(self, addition: _Addition) -> None:
-        fresh = {event.key: event for event in reversed(addition.events) if self._is_new(event)}
-        needed = max((self._recent.get(event.key, 0) for event in addition.events), default=0)
-        if len(fresh) < len(addition.events):
-            self._repeated(len(addition.events) - len(fresh))
+    def _append(self, events: Sequence[NewEvent], done: Callable[[], None]) -> None:
+        fresh = {event.key: event for event in reversed(events) if self._is_new(event)}
+        needed = max((self._recent.get(event.key, 0) for event in events), default=0)
+        if len(fresh) < len(events):
+            self._repeated(len(events) - len(fresh))
         if fresh:
-            events = [event for event in addition.events if fresh.pop(event.key, None) is not None]
+            events = [event for event in events if fresh.pop(event.key, None) is not None]
             try:
                 records = [pack_record(event.payload) for event in events]
                 self._store.append({self.topic: records}, self._committed)
@@ -194,8 +200,8 @@ class LoguxLog:
             for event in events:
                 self._recent[event.key] = needed
                 if event.stamp is not None:
-                    self._note_latest(_host(event.stamp), _time(event.stamp))
-        self._unanswered.append((needed, addition.done))
+                    self._note_latest(_host(event.stamp), (event.stamp.ms, event.stamp.number))
+        self._unanswered.append((needed, done))
         self._answer()
 
     def _is_new(self, event: NewEvent) -> bool:
@@ -226,13 +232,10 @@ class LoguxLog:
     # Jobs on the table
 
     def _look_up(self) -> None:
-        events = [
-            event for one in self._waiting for event in one.events if not self._is_known(event)
-        ][:_LOOKED_UP_MAX]
+        waiting = (event for events, _ in self._waiting for event in events)
+        events = [event for event in waiting if not self._is_known(event)][:_LOOKED_UP_MAX]
         keys = {event.key for event in events}
-        stamps = [event.stamp for event in events if event.stamp is not None]
-        hosts = {_host(stamp) for stamp in stamps}
-        name = self.topic.name
+        hosts = {_host(event.stamp) for event in events if event.stamp is not None}
 
         def found(known: Known) -> None:
             self._found |= {key: known.ordinals.get(key) for key in keys}
@@ -240,7 +243,7 @@ class LoguxLog:
                 # If the table does not have the host, all events of the host are new.
                 self._note_latest(host, known.latest.get(host, _BEFORE_ALL))
 
-        self._job(lambda: self._ids.find(name, keys, hosts), found)
+        self._job(lambda: self._ids.find(self._name, keys, hosts), found)
 
     def _ask(self) -> None:
         """Look up the ordinals of events for `locate`."""
@@ -248,7 +251,6 @@ class LoguxLog:
             self._index()
             return
         asked, self._questions = self._questions, []
-        name = self.topic.name
 
         def found(known: Known) -> None:
             for keys, _, answer in asked:
@@ -259,12 +261,11 @@ class LoguxLog:
             self._questions = asked + self._questions
 
         keys = {key for one in asked for key in one.keys}
-        self._job(lambda: self._ids.find(name, keys, ()), found, failed)
+        self._job(lambda: self._ids.find(self._name, keys, ()), found, failed)
 
     def _open(self) -> None:
         """Find out up to which position the table has the records."""
         self._generation = self._ids.generation
-        name = self.topic.name
 
         def found(indexed: Position | None) -> None:
             topic = self.topic
@@ -284,9 +285,9 @@ class LoguxLog:
             else:
                 # The table may have ids of records that were lost in a crash of the machine.
                 start = self._indexed = topic.start
-                self._job(lambda: self._ids.reset(name, start), lambda _: self._catch_up())
+                self._job(lambda: self._ids.reset(self._name, start), lambda _: self._catch_up())
 
-        self._job(lambda: self._ids.indexed(name), found)
+        self._job(lambda: self._ids.indexed(self._name), found)
 
     def _catch_up(self) -> None:
         if self._indexed.offset < self.topic.end_offset:
@@ -304,15 +305,14 @@ class LoguxLog:
         except ColdError as cold:
             self._job(cold.warm, lambda _: self._index())
             return
-        epoch, name = self.topic.epoch, self.topic.name
         ordinal = max((run.ordinal + run.record_count for run in chunk.runs), default=start.ordinal)
-        end = Position(epoch, chunk.next_offset, ordinal)
+        end = Position(self.topic.epoch, chunk.next_offset, ordinal)
         # Every append that is durable by now is in this chunk or before it, or is no longer kept.
         everything = self._durable if end.offset >= self.topic.end_offset else 0
 
         def work() -> list[bytes]:
             ids, latest = _read_ids(chunk.runs)
-            self._ids.add(name, ids, latest, end)
+            self._ids.add(self._name, ids, latest, end)
             return [key for key, _ in ids]
 
         def indexed(keys: list[bytes]) -> None:
@@ -334,13 +334,10 @@ class LoguxLog:
     def _forget(self) -> None:
         """Delete the ids of records that retention has deleted, once there are enough of them."""
         start = self.topic.start_ordinal
-        if start - self._forgotten <= INDEXED_AT_ONCE:
-            return
-        kept = self._store.kept(self.topic).records
-        if start - self._forgotten > kept // 10:
+        gone = start - self._forgotten
+        if gone > INDEXED_AT_ONCE and gone > self._store.kept(self.topic).records // 10:
             self._forgotten = start
-            name = self.topic.name
-            self._job(lambda: self._ids.forget_before(name, start), lambda _: None)
+            self._job(lambda: self._ids.forget_before(self._name, start), lambda _: None)
 
     def _job(
         self,
@@ -373,7 +370,7 @@ class LoguxLog:
         """Log the error. The next tick tries again, with an empty table if this one is damaged."""
         if str(error) != self._trouble:
             self._trouble = str(error)
-            logger.error("the table of event ids of %s: %s", quoted(self.topic.name), error)
+            logger.error("the table of event ids of %s: %s", quoted(self._name), error)
         if isinstance(error, EventIdsError) and error.is_damage:
             self._ready = False
             if self._generation == self._ids.generation:
@@ -391,10 +388,6 @@ def _host(stamp: Stamp) -> bytes:
     return msgspec.json.encode(stamp.host)
 
 
-def _time(stamp: Stamp) -> Time:
-    return stamp.ms, stamp.number
-
-
 def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes, Time]]:
     """Return the id and ordinal of each event, and the latest time of each host."""
     ids: list[tuple[bytes, int]] = []
@@ -408,13 +401,10 @@ def _read_ids(runs: Sequence[Run]) -> tuple[list[tuple[bytes, int]], dict[bytes,
             ids.append((key_of(created), run.ordinal + number))
             stamp = stamp_of(created)
             if stamp is not None:
-                host, time = _host(stamp), _time(stamp)
+                host, time = _host(stamp), (stamp.ms, stamp.number)
                 latest[host] = max(latest.get(host, time), time)
     return ids, latest
 
-
-PORTION_EVENTS_MAX = 1000
-"""Events that are passed to logs at once. The loop handles each of them while other work waits."""
 
 Done = Callable[[BaseException | None], None]
 
@@ -437,49 +427,17 @@ class BatchEvents:
         done(None)
 
     def add(self, batch: bytes, parts: Sequence[BatchPart], done: Done) -> None:
-        self._next(deque(_portions([part.block for part in parts])), done)
+        add_in_portions(self._runner, parts, _events_of, self._add, done)
 
-    def _next(self, portions: deque[list[Block]], done: Done) -> None:
-        if portions:
-            work = partial(_events_of, portions.popleft())
-            self._runner.background(work, partial(self._add, portions, done))
-        else:
-            done(None)
-
-    def _add(
-        self, portions: deque[list[Block]], done: Done, events: _Events | BaseException
-    ) -> None:
-        if isinstance(events, BaseException):
-            done(events)
-            return
-        waiting = len(events)
-
-        def one_done() -> None:
-            nonlocal waiting
-            waiting -= 1
-            if not waiting:
-                self._next(portions, done)
-
+    def _add(self, events: _Events, done: Callable[[], None]) -> None:
+        one_done = countdown(len(events), done)
         for topic, some in events.items():
             self._log(topic).add(some, one_done)
 
 
-def _portions(blocks: Sequence[Block]) -> Iterator[list[Block]]:
-    portion: list[Block] = []
-    count = 0
-    for block in blocks:
-        if portion and count + block.record_count > PORTION_EVENTS_MAX:
-            yield portion
-            portion, count = [], 0
-        portion.append(block)
-        count += block.record_count
-    if portion:
-        yield portion
-
-
-def _events_of(blocks: Sequence[Block]) -> _Events:
+def _events_of(parts: Sequence[BatchPart]) -> _Events:
     found: _Events = {}
-    for block in blocks:
+    for block in [part.block for part in parts]:
         events = found.setdefault(block.topic, [])
         for payload in block.payloads():
             try:
@@ -488,9 +446,8 @@ def _events_of(blocks: Sequence[Block]) -> _Events:
             except BadEnvelopeError as error:
                 # The event was checked when it was staged, so this should not happen. The batch must not wait
                 # for the event for ever.
-                logger.error(
-                    "topic %s: a record of a batch is left out: %s", quoted(block.topic), error
-                )
+                name = quoted(block.topic)
+                logger.error("topic %s: a record of a batch is left out: %s", name, error)
     return found
 
 

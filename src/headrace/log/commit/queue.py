@@ -10,7 +10,7 @@ from itertools import chain
 
 from headrace.log.commit.commit import Commit, CursorChange, Decision, Once, Trim
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
-from headrace.log.store import BatchPart, Note, Topic
+from headrace.log.store import BatchPart, Note, Topic, countdown
 from headrace.model import Durability, Position
 
 _CREATE_BYTES = 96
@@ -52,7 +52,7 @@ class Gathering:
                 journaled, in_memory = _divide(batches)
                 break
         if in_memory is not None and journaled:
-            done = _countdown(2, done)
+            done = countdown(2, done)
         if in_memory is not None:
             self._memory[-1].add(in_memory, done)
         if journaled:
@@ -199,15 +199,3 @@ def _divide(
         if topic.durability is Durability.MEMORY
     }
     return {t: records for t, records in batches.items() if t not in in_memory}, in_memory
-
-
-def _countdown(count: int, done: Callable[[], None]) -> Callable[[], None]:
-    """Return a function that calls `done` when it has been called `count` times."""
-
-    def one_done() -> None:
-        nonlocal count
-        count -= 1
-        if not count:
-            done()
-
-    return one_done
