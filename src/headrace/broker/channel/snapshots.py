@@ -155,7 +155,7 @@ class States(Part):
         failed: Failed,
     ) -> None:
         """Fold the messages after a snapshot, up to a position. The log must not be trimmed meanwhile."""
-        reader = self._store.reader(channel.topic)
+        reader, reducer = self._store.reader(channel.topic), channel.rule.reducer
 
         def go_on(state: Content | None, offset: int) -> None:
             try:
@@ -168,7 +168,7 @@ class States(Part):
 
             def work() -> Content | CannotFoldError | None:
                 try:
-                    return channel.rule.reducer.fold(state, messages)
+                    return reducer.fold(state, messages)
                 except CannotFoldError as error:
                     return error
 
@@ -180,7 +180,7 @@ class States(Part):
 
         def folded(offset: int, state: Content | BaseException | None) -> None:
             if isinstance(state, BaseException):
-                failed(f"the reducer {quoted(channel.rule.reducer.name)} fails: {state}")
+                failed(f"the reducer {quoted(reducer.name)} fails: {state}")
             elif offset < until.offset:
                 self._runner.soon(partial(go_on, state, offset))
             else:
