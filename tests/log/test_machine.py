@@ -217,7 +217,7 @@ class LogMachine(RuleBasedStateMachine):
         now_ms = self.clock.ms
         expired = retention_module.find_expired(self.store.config, self.store.layout, now_ms)
         for name, _, places in expired:
-            position = trimming(places, (), self.store.store.topic(name).start).start
+            position, _ = trimming(places, (), self.store.store.topic(name).start)
             model = self.models[name]
             for record in model.records:
                 if record.offset < position.offset:
