@@ -131,7 +131,7 @@ class StepStore:
             self.layout,
             disk,
             self.runner,
-            self,
+            self.apply,
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,

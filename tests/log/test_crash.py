@@ -105,7 +105,7 @@ class Run:
             self.store.rotate()
 
     def sync_written(self) -> None:
-        self.store.store.sync_written(lambda: None)
+        self.store.store.sync_written()
         self._run()
 
     def close(self) -> None:

@@ -106,7 +106,7 @@ def test_a_synced_commit_vouches_for_the_written_ones_before_it(open_store):
     assert not store.store._ring.unsynced()
     store.append("written/topic", b"only written")
     assert store.store._ring.unsynced()
-    store.store.sync_written(lambda: None)
+    store.store.sync_written()
     store.runner.run()
     assert not store.store._ring.unsynced()
     store.append("topic", b"last")
@@ -123,7 +123,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     store = open_store()
     store.append("written/topic", b"makes it")
     store.append("written/topic", b"one")
-    store.store.sync_written(lambda: None)
+    store.store.sync_written()
     append(store, "written/topic", b"two")
     # The sync starts before the commit but ends after it.
     steps = store.runner._steps

@@ -208,7 +208,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def sync_written(self) -> None:
-        self.store.store.sync_written(lambda: None)
+        self.store.store.sync_written()
         self.store.runner.run()
 
     @rule()

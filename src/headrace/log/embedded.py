@@ -17,6 +17,7 @@ reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the st
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
@@ -27,8 +28,8 @@ from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import Commit, CursorChange, Decision, Encoded, Encoder, Once
-from headrace.log.commit.journal import ApplierLink, JournalFile, Producer, Ring
+from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder, Once
+from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
@@ -80,7 +81,7 @@ class EmbeddedStore(ReadSide):
         layout: Layout,
         disk: Disk,
         runner: Runner,
-        applier: ApplierLink,
+        apply: Callable[[ClosedFile], None],
         *,
         next_sequence: int,
         generation: int,
@@ -91,7 +92,7 @@ class EmbeddedStore(ReadSide):
     ) -> None:
         self._config = config
         self._runner = runner
-        self._applier = applier
+        self._apply = apply
         self._clocks = clocks
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
@@ -99,24 +100,23 @@ class EmbeddedStore(ReadSide):
         self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # Several commits must fit into a file, whatever the settings say.
-        self._commit_bytes_max = min(
-            config.journal.commit_bytes_max, config.journal.file_bytes // 4
-        )
-        self._encoder = Encoder(
-            self._catalogue.meta().next_topic_id, generation, self._commit_bytes_max
-        )
+        size_max = config.journal.file_bytes // 4
+        commit_bytes_max = min(config.journal.commit_bytes_max, size_max)
+        self._encoder = Encoder(self._catalogue.meta().next_topic_id, generation, commit_bytes_max)
         # A commit with one long note may exceed the usual limit of a commit.
-        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(config.journal.file_bytes // 4))
-        self._notes = Notes(self._catalogue, self.note_bytes_max)
-        self._handles = Handles(self._catalogue, config.rule)
-        self._sequence = next_sequence - 1
-        self._synced = next_sequence - 1
-        self._applied = next_sequence - 1
-        self._gathering = Gathering(self._commit_bytes_max)
+        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(size_max))
+        notes = self._notes = Notes(self._catalogue, self.note_bytes_max)
+        handles = self._handles = Handles(self._catalogue, config.rule)
+        # The tables answer these requests themselves.
+        self.topic, self.look, self.topics = handles.get, handles.look, handles.list
+        self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
+        self.cursors = self._cursors.list
+        self._sequence = self._synced = self._applied = next_sequence - 1
+        self._gathering = Gathering(commit_bytes_max)
         self._encoded: Encoded | None = None
-        self._writing: Commit | None = None
-        self._unwritten: _Write | None = None
-        """The write of the commit in `_writing`, if the disk had no room for it."""
+        self._writing: _Write | None = None
+        self._unwritten = False
+        """True if the disk had no room for `_writing`."""
         self.is_full = False
         """True after a commit found no room on the disk, until a commit is written."""
         self._begin_soon = False
@@ -135,33 +135,20 @@ class EmbeddedStore(ReadSide):
             self.staging,
             self,
             prefixes=tuple(upload_checks),
-            piece_bytes=min(
-                _PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4
-            ),
+            piece_bytes=min(_PIECE_COMMITS * commit_bytes_max, size_max),
         )
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
-
-    # Topics
-
-    def topic(self, name: str) -> Topic:
-        return self._handles.get(name)
-
-    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        return self._handles.list(prefix, after, limit)
-
-    def look(self, name: str) -> Topic:
-        return self._handles.look(name)
 
     def forget(self, topic: Topic) -> None:
         if not self._is_pending(topic):
             self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
-        encoded = self._encoded.commit if self._encoded is not None else None
-        waiting = (self._gathering, encoded, self._writing)
-        return any(one is not None and one.mentions(topic) for one in waiting)
+        writing = self._writing.encoded if self._writing is not None else None
+        commits = [one.commit for one in (self._encoded, writing) if one is not None]
+        return self._gathering.mentions(topic) or any(one.mentions(topic) for one in commits)
 
     # Appending
 
@@ -195,15 +182,13 @@ class EmbeddedStore(ReadSide):
         number: int,
         done: Callable[[StoredAppend], None],
     ) -> None:
-        if self._producers.is_waiting(topic, producer, number):
-            # The first attempt is pending: both are answered at the same time.
-            self._producers.wait(topic, producer, number, done)
-            return
-        known = self._producers.known(topic, producer, number)
-        if known is not None:
-            self._runner.soon(lambda: done(known))
-            return
-        self._next_commit().append_once(Once(topic, records, producer, number))
+        # If a first attempt is pending, both are answered at the same time.
+        if not self._producers.is_waiting(topic, producer, number):
+            known = self._producers.known(topic, producer, number)
+            if known is not None:
+                self._runner.soon(partial(done, known))
+                return
+            self._next_commit().append_once(Once(topic, records, producer, number))
         self._producers.wait(topic, producer, number, done)
 
     # Requests of batches
@@ -218,6 +203,7 @@ class EmbeddedStore(ReadSide):
     def append_parts(
         self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
     ) -> None:
+        """Append blocks in order; record `end` after them unless an entry of theirs already does."""
         if not self._failure:
             topics = [(self._handles.get(part.block.topic), part) for part in parts]
             self._next_commit().append_parts(topics, end, done)
@@ -251,15 +237,6 @@ class EmbeddedStore(ReadSide):
         self._notes.put(notes)
         gathering.change(topic, list(records), notes, trim, destroy, done)
 
-    def note(self, key: bytes) -> Note | None:
-        return self._notes.get(key)
-
-    def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        return self._notes.listed(prefix, after, limit)
-
-    def due_notes(self, until_ms: int, limit: int) -> list[Note]:
-        return self._notes.due(until_ms, limit)
-
     # Cursors
 
     def set_cursors(
@@ -269,25 +246,16 @@ class EmbeddedStore(ReadSide):
         for name, position in positions.items():
             check_position(self._handles.look(name), position)
         self._cursors.reserve(reader, positions)
-        self._change_cursors(
-            [CursorChange(name, reader, at) for name, at in positions.items()], done
-        )
+        self._change_cursors(reader, positions, done)
 
     def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
-        self._change_cursors([CursorChange(topic, reader, None) for topic in topics], done)
+        self._change_cursors(reader, dict.fromkeys(topics), done)
 
-    def cursors(
-        self,
-        topic: str | None = None,
-        reader: str | None = None,
-        *,
-        after: tuple[str, str] = ("", ""),
-        limit: int,
-    ) -> list[Cursor]:
-        return self._cursors.list(topic, reader, after, limit)
-
-    def _change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
-        assert len(changes) <= CURSORS_SET_MAX
+    def _change_cursors(
+        self, reader: str, positions: Mapping[str, Position | None], done: Callable[[], None]
+    ) -> None:
+        assert len(positions) <= CURSORS_SET_MAX
+        changes = [CursorChange(name, reader, at) for name, at in positions.items()]
         self._next_commit().change_cursors(changes, done)
 
     # Committing
@@ -320,7 +288,7 @@ class EmbeddedStore(ReadSide):
         ring = self._ring
         if ring.used and ring.current is not None and not ring.current.fits(encoded.body_bytes):
             self._close_file()
-            encoded = self._encoder.name_in(encoded, self._sequence + 1)
+            encoded = self._encoder.name_in(encoded)
         self._encoded = encoded
         if ring.current or ring.open_next(self._sequence + 1, self._applied):
             self._encoded = None
@@ -330,16 +298,16 @@ class EmbeddedStore(ReadSide):
         self._encoder.begin_file()
         closed = self._ring.close_current()
         self._applying[closed.path] = closed.last
-        self._applier.apply(closed)
+        self._apply(closed)
 
     def _write(self, encoded: Encoded) -> None:
-        self._writing = encoded.commit
         self._sequence += 1
         file = self._ring.current
         assert file is not None
         # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
-        self._attempt(_Write(encoded, file, self._sequence, self._synced, older))
+        self._writing = _Write(encoded, file, self._sequence, self._synced, older)
+        self._attempt(self._writing)
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
@@ -359,7 +327,9 @@ class EmbeddedStore(ReadSide):
                 # A copy-on-write file system needs room to overwrite. This commit was not acknowledged, and
                 # writing all its bytes again replaces whatever the attempt has left. This holds for writes
                 # only: after a failed fsync, earlier commits may be lost that would not be written again.
-                self._hold_back(write)
+                if not self.is_full:
+                    logger.warning("%s", DISK_FULL)
+                self.is_full = self._unwritten = True
                 return
             if error is not None:
                 self._fail(f"writing the journal failed: {error}")
@@ -373,17 +343,11 @@ class EmbeddedStore(ReadSide):
         # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
         self._runner.write(work, done)
 
-    def _hold_back(self, write: _Write) -> None:
-        if not self.is_full:
-            logger.warning("%s", DISK_FULL)
-        self.is_full = True
-        self._unwritten = write
-
     def write_again(self) -> None:
         """Retry the write of the commit that the disk had no room for, if there is one."""
-        write, self._unwritten = self._unwritten, None
-        if write is not None and not self._failure:
-            self._attempt(write)
+        if self._unwritten and self._writing is not None and not self._failure:
+            self._unwritten = False
+            self._attempt(self._writing)
 
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
@@ -425,7 +389,7 @@ class EmbeddedStore(ReadSide):
             else:
                 self._cursors.drop(name, reader)
         if commit.notes:
-            self._notes.committed(commit.notes, sequence)
+            self._notes.committed([note for _, note in commit.notes], sequence)
         if encoded.appended or commit.trims or commit.destroyed:
             self.version += 1
             for changed in self._watchers:
@@ -479,7 +443,7 @@ class EmbeddedStore(ReadSide):
         if old and ring.has_free and not self._applying and self._encoded is None:
             self._close_file()
 
-    def sync_written(self, done: Callable[[], None]) -> None:
+    def sync_written(self) -> None:
         """Sync the commits of `written` topics in the journal."""
         paths = self._ring.unsynced()
         sequence = self._sequence if not self._writing else self._sequence - 1
@@ -493,22 +457,19 @@ class EmbeddedStore(ReadSide):
             quiet = self._sequence == sequence and not self._writing
             # A file that was written to meanwhile has unsynced commits again.
             self._ring.synced([path for path in paths if quiet or path != current])
-            done()
 
         if paths:
             self._runner.background(lambda: self._ring.sync(paths), synced)
-        else:
-            self._runner.soon(done)
 
     def file_is_free(self, path: Path) -> None:
         """Take a journal file that the applier has prepared."""
-        self._ring.add_free(path)
+        self._ring.free(path)
         self._begin_later()
 
     def applied(self, path: Path) -> None:
         """Drop the tails' entries of a journal file that was applied: segments hold them now."""
         self._trouble = ""
-        self._drop_tails(path, iter(self._ring.touched(path).items()))
+        self._drop_tails(path, iter(self._ring.touched[path].items()))
 
     def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
         """Drop a few tails and notes per step, so that ten thousand of them do not block the loop."""

@@ -160,7 +160,7 @@ class Server:
             layout,
             disk,
             self._runner,
-            self._applier,
+            self._applier.apply,
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
@@ -393,7 +393,7 @@ class Server:
             retention.tick(self._clock.now_ms(), now_s)
             if now_s - synced_s >= self._config.journal.fsync_s:
                 synced_s = now_s
-                self._store.sync_written(lambda: None)
+                self._store.sync_written()
 
 
 def _raise_file_limit() -> None:

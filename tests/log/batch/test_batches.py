@@ -294,7 +294,7 @@ def test_what_a_crash_of_the_machine_takes_from_written_topics_is_appended_again
     with disk.record_catalogue():
         store = open_store(config, disk=disk)
         store.append("written/w", b"before")
-        store.store.sync_written(lambda: None)
+        store.store.sync_written()
         store.runner.run()
         staged, payloads = many(store, "written/w", 6)
         assert store.batch("p", 0, staged).records == 6

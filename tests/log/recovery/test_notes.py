@@ -205,12 +205,11 @@ def encoded_frame(*changes, parts=()):
     commit = Commit()
     for topic, records in changes:
         commit.changed[topic] = None
-        commit.notes.append(Note(b"key", b"value"))
-        commit.noted.append(topic)
+        commit.notes.append((topic, Note(b"key", b"value")))
         if records:
             commit.appends[topic] = records
     commit.parts += parts
-    entries = Encoder(9, 1).encode(commit, 1, 7).entries
+    entries = Encoder(9, 1, 1 << 16).encode(commit, 1, 7).entries
     return journal_reading.Frame(
         7, 0, [decode_entry(entry) for entry in entries], [], entry_seed(1, 7), 0
     )

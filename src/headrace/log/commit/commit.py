@@ -4,6 +4,7 @@ Elsewhere: writing the entries (`journal.py`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -95,16 +96,14 @@ class Commit:
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
-        self.notes: list[Note] = []
-        self.noted: list[Topic] = []
-        """Parallel to `notes`: the topic of each note."""
+        self.notes: list[tuple[Topic, Note]] = []
         self.changed: dict[Topic, None] = {}
         """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
         self.waiters: list[Callable[[], None]] = []
         self.size = 0
         """Number of bytes that the requests take in the journal."""
 
-    def add(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+    def add(self, batches: dict[Topic, list[bytes]]) -> None:
         appends = self.appends
         for topic, records in batches.items():
             known = appends.get(topic)
@@ -112,7 +111,6 @@ class Commit:
                 appends[topic] = records
             else:
                 known += records
-        self.waiters.append(done)
 
     def mentions(self, topic: Topic) -> bool:
         return (
@@ -141,13 +139,15 @@ class Encoded(NamedTuple):
 class Encoder:
     """Encodes commits and assigns offsets, ordinals, times and topic numbers."""
 
-    def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int = 1 << 16) -> None:
+    def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int) -> None:
         self._next_topic_id = next_topic_id
         self._names_bytes_max = names_bytes_max
         self._generation = generation
         self._seed = self._ms = 0
         """Checksum seed and time of the commit that is being encoded."""
         self._created: list[Topic] = []
+        self._made: dict[int, Name] = {}
+        """Topics that this commit creates and does not destroy."""
         self._names: dict[int, Name] = {}
         """Topics created by the last commit: the next commit repeats their names."""
         self._in_file: dict[int, Name] = {}
@@ -159,15 +159,11 @@ class Encoder:
         seed = self._seed = journal.entry_seed(self._generation, number)
         self._ms = now_ms
         entries: list[bytes] = [self._name_again()] if number and self._names else []
-        self._created = []
-        sync = False
+        self._created, self._made = [], {}
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
             if topic.id == 0:
                 entries.append(self._create(topic))
-                sync = True
-            elif topic.durability is Durability.SYNCED:
-                sync = True
             last_ms = topic.last_ms
             # All records of a run get the same time, so that the index, which has one time per run, never
             # changes a time that was given to a reader before.
@@ -179,30 +175,35 @@ class Encoder:
                 end = offset + len(data)
                 made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data, seed),)
             else:
-                end = offset + sum(map(len, records))
-                made = _append_entries(topic.id, offset, ordinal, ms, records, None, seed)
+                made, end = self._append_entries(topic, offset, ordinal, ms, records)
             entries += made
             # Same as `Appended(…)` but without its Python-level constructor: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
-            sync |= self._parts(commit.parts, entries, appended)
+            self._parts(commit.parts, entries, appended)
         for once in commit.onces:
-            sync |= self._once(once, entries, appended)
-        sync |= self._controls(commit, number, entries, appended)
+            self._once(once, entries, appended)
+        self._controls(commit, number, entries, appended)
+        sync = self._needs_sync(commit, appended)
         body_bytes = sum(map(len, entries))
         if number:
             body_bytes += self._note_names(commit, entries, body_bytes)
         return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
 
+    def _needs_sync(self, commit: Commit, appended: list[Appended]) -> bool:
+        if self._created or commit.destroyed or commit.decisions or commit.cursors:
+            return True
+        appended_to, trimmed = (one.topic for one in appended), (one.topic for one in commit.trims)
+        topics = chain(appended_to, trimmed, commit.changed)
+        return any(topic.durability is Durability.SYNCED for topic in topics)
+
     def _controls(
         self, commit: Commit, number: int, entries: list[bytes], appended: list[Appended]
-    ) -> bool:
-        """Encode everything that is not an append; return True if a sync is needed."""
+    ) -> None:
+        """Encode everything that is not an append."""
         extra: msgspec.Struct
-        sync = bool(commit.destroyed or commit.decisions or commit.cursors)
         for topic, position in commit.trims:
             entries.append(self._entry(journal.TRIM, topic_id=topic.id, at=position))
-            sync |= topic.durability is Durability.SYNCED
         for topic in commit.destroyed:
             # Appends of the same commit come first, so the topic ends after them.
             at = Position(topic.epoch, *_end(topic, appended))
@@ -211,33 +212,30 @@ class Encoder:
         for producer, decided, files in commit.decisions:
             extra = Producer(producer.encode(), decided)
             entries.append(self._entry(journal.DECIDE, extra, data=_pack(files)))
-        if commit.ends:
-            entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
+        entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
         for name, reader, cursor in commit.cursors:
             at = cursor or _NOWHERE
             extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
             entries.append(self._entry(journal.CURSOR, extra, at=at))
         if commit.changed:
             encode, ms, seed = journal.encode_entry, self._ms, self._seed
-            for topic, (key, value, due_ms) in zip(commit.noted, commit.notes, strict=True):
+            for topic, (key, value, due_ms) in commit.notes:
                 packed = _pack(NoteEntry(key, due_ms, value is None))
                 entries.append(
                     encode(journal.NOTE, topic.id, 0, 0, 0, ms, packed, value or b"", seed=seed)
                 )
             ids = {topic.id for topic in commit.changed}
             entries[:0] = journal.encode_changes(entries, ids, ms, number, seed)
-            sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
-        return sync
 
     def _note_names(self, commit: Commit, entries: list[bytes], body_bytes: int) -> int:
         """Make the next commit repeat the names of topics created here; return the bytes added to this one.
 
         Only a commit that is longer than one block gets longer: it repeats the names itself.
         """
+        made = self._made
         for topic in commit.destroyed:
-            self._names.pop(topic.id, None)
-            self._in_file.pop(topic.id, None)
-        made = self._made(commit)
+            for names in (made, self._names, self._in_file):
+                names.pop(topic.id, None)
         if not made:
             return 0
         self._names |= made
@@ -254,37 +252,18 @@ class Encoder:
         """Make the next commits repeat the names of topics created in the journal file that is now closed."""
         self._names, self._in_file = {**self._in_file, **self._names}, {}
 
-    def name_in(self, encoded: Encoded, number: int) -> Encoded:
-        """Repeat topic names in an already encoded commit that becomes the first of a journal file."""
-        made = {
-            topic.id: self._names.pop(topic.id)
-            for topic in encoded.created
-            if topic.id in self._names
-        }
+    def name_in(self, encoded: Encoded) -> Encoded:
+        """Repeat topic names in the commit that was encoded last and becomes the first of a journal file."""
+        for topic_id in self._made:
+            self._names.pop(topic_id, None)
         if self._names:
-            self._seed, self._ms = journal.entry_seed(self._generation, number), encoded.ms
             names = self._name_again()
             encoded = encoded._replace(
                 entries=[names, *encoded.entries], body_bytes=encoded.body_bytes + len(names)
             )
-        self._names |= made
-        self._in_file |= made
+        self._names |= self._made
+        self._in_file |= self._made
         return encoded
-
-    def _made(self, commit: Commit) -> dict[int, Name]:
-        """Return the topics that a commit creates and does not destroy."""
-        return {
-            topic.id: Name(
-                topic.id,
-                topic.name.encode(),
-                topic.epoch,
-                topic.durability.value.encode(),
-                topic.end_offset,
-                topic.end_ordinal,
-            )
-            for topic in self._created
-            if topic not in commit.destroyed
-        }
 
     def _name_again(self) -> bytes:
         """Return an entry that repeats topic names, for another block than that of the create entries."""
@@ -306,6 +285,8 @@ class Encoder:
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, self._ms)
         extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
+        names = (extra.name, extra.epoch, extra.durability)
+        self._made[topic.id] = Name(topic.id, *names, topic.end_offset, topic.end_ordinal)
         return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)
 
     def _entry(
@@ -332,16 +313,13 @@ class Encoder:
         parts: list[tuple[Topic, BatchPart]],
         entries: list[bytes],
         appended: list[Appended],
-    ) -> bool:
-        """Encode blocks of batches, one entry per block, in batch order; return True if a sync is needed."""
-        sync = False
+    ) -> None:
+        """Encode blocks of batches, one entry per block, in batch order."""
         ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
         added: dict[Topic, _Added] = {}
         for topic, (block, producer, number, progress) in parts:
             if topic.id == 0:
                 entries.append(self._create(topic))
-                sync = True
-            sync |= topic.durability is Durability.SYNCED
             one = added.get(topic)
             if one is None:
                 offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
@@ -353,7 +331,7 @@ class Encoder:
                 one.end_ordinal,
                 block.record_count,
                 one.ms,
-                _pack(Producer.of_batch(producer, number, progress)),
+                _pack(Producer(producer.encode(), number, progress=progress)),
                 block.data,
                 seed=self._seed,
             )
@@ -364,22 +342,45 @@ class Encoder:
             appended.append(
                 Appended(topic, one.offset, one.end, one.ordinal, one.ms, records, one.entries)
             )
-        return sync
 
-    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> bool:
-        """Encode an idempotent append; return True if a sync is needed."""
+    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> None:
+        """Encode an idempotent append."""
         topic, records, name, number = once
-        created = topic.id == 0
-        if created:
+        if topic.id == 0:
             entries.append(self._create(topic))
         offset, ordinal = _end(topic, appended)
         ms = self._time(topic)
-        end = offset + sum(map(len, records))
         producer = Producer(name.encode(), number)
-        made = _append_entries(topic.id, offset, ordinal, ms, records, producer, self._seed)
+        made, end = self._append_entries(topic, offset, ordinal, ms, records, producer)
         entries += made
         appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
-        return created or topic.durability is Durability.SYNCED
+
+    def _append_entries(
+        self,
+        topic: Topic,
+        offset: int,
+        ordinal: int,
+        ms: int,
+        records: list[bytes],
+        producer: Producer | None = None,
+    ) -> tuple[list[bytes], int]:
+        """Encode the records as entries, none longer than a run may be; also return the end offset."""
+        pieces = list(_pieces(records))
+        entries: list[bytes] = []
+        extra = b""
+        for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
+            data = b"".join(piece)
+            if producer is not None:
+                extra = _pack(Producer(producer.name, producer.number, left))
+            count, seed = len(piece), self._seed
+            entries.append(
+                journal.encode_entry(
+                    journal.APPEND, topic.id, offset, ordinal, count, ms, extra, data, seed=seed
+                )
+            )
+            offset += len(data)
+            ordinal += count
+        return entries, offset
 
 
 class _Added:
@@ -397,33 +398,6 @@ class _Added:
         self.end_ordinal += block.record_count
         self.blocks.append(block)
         self.entries.append(entry)
-
-
-def _append_entries(
-    topic_id: int,
-    offset: int,
-    ordinal: int,
-    ms: int,
-    records: list[bytes],
-    producer: Producer | None,
-    seed: int,
-) -> list[bytes]:
-    """Encode the records as entries, none longer than a run may be."""
-    pieces = list(_pieces(records))
-    entries: list[bytes] = []
-    extra = b""
-    for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
-        data = b"".join(piece)
-        if producer is not None:
-            extra = _pack(Producer(producer.name, producer.number, left))
-        entries.append(
-            journal.encode_entry(
-                journal.APPEND, topic_id, offset, ordinal, len(piece), ms, extra, data, seed=seed
-            )
-        )
-        offset += len(data)
-        ordinal += len(piece)
-    return entries
 
 
 def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:

@@ -33,7 +33,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple
 
 import msgspec
 from crc32c import crc32c
@@ -82,10 +82,6 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     """Number of further entries of the same commit that belong to this append."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
-
-    @classmethod
-    def of_batch(cls, name: str, number: int, progress: Progress) -> Self:
-        return cls(name.encode(), number, 0, progress)
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
@@ -268,22 +264,13 @@ def decode_entry(encoded: bytes) -> Entry:
     """Decode an entry that this process encoded itself, without any checks."""
     kind, extra, length, topic_id, offset, ordinal, count, ms, _ = ENTRY.unpack_from(encoded)
     data_at = ENTRY_HEADER_BYTES + extra
-    return Entry(
-        kind,
-        topic_id,
-        offset,
-        ordinal,
-        count,
-        ms,
-        encoded[ENTRY_HEADER_BYTES:data_at],
-        encoded[data_at : data_at + length],
-    )
+    packed, data = encoded[ENTRY_HEADER_BYTES:data_at], encoded[data_at : data_at + length]
+    return Entry(kind, topic_id, offset, ordinal, count, ms, packed, data)
 
 
 def entry_offset(encoded: bytes) -> int:
     """Return the offset at which an append entry begins, without decoding the rest of the entry."""
-    fields = ENTRY.unpack_from(encoded)
-    offset: int = fields[4]
+    offset: int = ENTRY.unpack_from(encoded)[4]
     return offset
 
 
@@ -373,12 +360,6 @@ class JournalFile:
         self._disk.close(self._fd)
 
 
-class ApplierLink(Protocol):
-    """Connection to the applier, which applies closed journal files and prepares new ones."""
-
-    def apply(self, closed: "ClosedFile") -> None: ...
-
-
 class ClosedFile(NamedTuple):
     path: Path
     until: int
@@ -405,23 +386,21 @@ class Ring:
         self._boot_id = boot_id
         self._free: deque[Path] = deque()
         self._unsynced: set[Path] = set()
-        self._touched: dict[Path, dict[Topic, int]] = {}
+        self.touched: dict[Path, dict[Topic, int]] = {}
+        """Topics with commits in a file, each with the end offset of its last append there."""
         self.current: JournalFile | None = None
-        self.first = 0
         self.opened_s = 0.0
-        self.last = 0
+        self._last = 0
+        """Number of the last commit in the current file; 0 if the file holds none."""
 
     @property
     def used(self) -> bool:
         """True if the current file holds any commit."""
-        return self.current is not None and self.last >= self.first
+        return self._last > 0
 
     @property
     def has_free(self) -> bool:
         return bool(self._free)
-
-    def add_free(self, path: Path) -> None:
-        self._free.append(path)
 
     def open_next(self, first: int, applied: int) -> bool:
         """Open the next free file for commits; return False if no file is free."""
@@ -432,23 +411,23 @@ class Ring:
             self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
         )
         self.current = JournalFile(self._disk, path, header)
-        self._touched[path] = {}
-        self.first, self.last, self.opened_s = first, first - 1, self._elapsed_s()
+        self.touched[path] = {}
+        self.opened_s = self._elapsed_s()
         return True
 
     def close_current(self) -> ClosedFile:
-        file = self.current
-        assert file is not None and self.used
-        self.current = None
+        file, last = self.current, self._last
+        assert file is not None and last
+        self.current, self._last = None, 0
         file.close()
-        return ClosedFile(file.path, file.position, self.last)
+        return ClosedFile(file.path, file.position, last)
 
     def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
         """Record a commit that was written to the current file."""
         file = self.current
         assert file is not None
-        self.last = sequence
-        touched = self._touched[file.path]
+        self._last = sequence
+        touched = self.touched[file.path]
         for one in appended:
             touched[one.topic] = one.end
         if not synced:
@@ -468,13 +447,9 @@ class Ring:
         """Record that `sync` finished for these files and that none was written to since `sync` began."""
         self._unsynced.difference_update(paths)
 
-    def touched(self, path: Path) -> dict[Topic, int]:
-        """Return the topics with commits in the file, each with the end offset of its last append there."""
-        return self._touched[path]
-
     def free(self, path: Path) -> None:
-        """Recycle a file that is applied: its commits are synced as segments, and the file takes new ones."""
-        del self._touched[path]
+        """Take a file for new commits: a prepared file, or one whose commits are synced as segments."""
+        self.touched.pop(path, None)
         self._unsynced.discard(path)
         self._free.append(path)
 

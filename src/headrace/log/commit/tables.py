@@ -5,9 +5,9 @@ catalogue for everything older. When a journal file is applied, the tables forge
 The tables write nothing themselves.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
@@ -59,21 +59,19 @@ class Handles:
     def get(self, name: str) -> Topic:
         topic = self._known.get(name)
         if topic is None:
-            topic = self._known[name] = self._find(name)
+            topic = self._known[name] = self.look(name)
         return topic
 
     def look(self, name: str) -> Topic:
         """Return the same handle as `get`, but keep no handle of a topic that does not exist."""
         topic = self._known.get(name)
         if topic is None:
-            topic = self._find(name)
+            topic = self._dropped.get(name) or self._load(
+                name, self._catalogue.topic(name.encode())
+            )
             if topic.exists:
                 self._known[name] = topic
         return topic
-
-    def _find(self, name: str) -> Topic:
-        topic = self._dropped.get(name)
-        return topic or self._load(name, self._catalogue.topic(name.encode()))
 
     def drop(self, topic: Topic) -> None:
         """Forget the handle of a topic that was never created."""
@@ -100,24 +98,18 @@ class Handles:
 
     def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
         """Return existing topics in the order of their names' bytes."""
-        first = after.encode()
-        rows: dict[bytes, TopicRow] = {}
-        for row in self._catalogue.topics(prefix.encode(), first):
-            known = self._known.get(row.name.decode())
-            # A destroyed topic that is still in the catalogue must not take the place of another one.
-            if known is None or known.exists:
-                rows[row.name] = row
-                if len(rows) == limit:
-                    break
-        names = set(rows)
-        for name in self._unlisted:
-            encoded = name.encode()
-            if name.startswith(prefix) and encoded > first:
-                names.add(encoded)
-        # Listing a topic does not keep its handle in memory.
+        # A destroyed topic that is still in the catalogue must not take the place of another one.
+        listed = (
+            row
+            for row in self._catalogue.topics(prefix.encode(), after.encode())
+            if (known := self._known.get(row.name.decode())) is None or known.exists
+        )
+        rows = {row.name.decode(): row for row in islice(listed, limit)}
+        unlisted = {name for name in self._unlisted if name.startswith(prefix) and name > after}
+        # Strings sort by code point, which is also their UTF-8 order. No handle is kept in memory.
         return [
-            self._known.get(name.decode()) or self._load(name.decode(), rows[name])
-            for name in sorted(names)[:limit]
+            self._known.get(name) or self._load(name, rows[name])
+            for name in sorted(unlisted | rows.keys())[:limit]
         ]
 
     def _load(self, name: str, row: TopicRow | None) -> Topic:
@@ -206,12 +198,17 @@ class Cursors:
         return self._by_topic.get(topic, {}).get(reader)
 
     def list(
-        self, topic: str | None, reader: str | None, after: tuple[str, str], limit: int
+        self,
+        topic: str | None = None,
+        reader: str | None = None,
+        *,
+        after: tuple[str, str] = ("", ""),
+        limit: int,
     ) -> list[Cursor]:
         """Return the cursors of a topic, of a reader or all, ordered by the bytes of topic and reader."""
         if topic is not None and reader is not None:
             one = self.get(topic, reader)
-            found: Iterator[Cursor] = iter((one,) if one is not None else ())
+            found: Iterable[Cursor] = [one] if one is not None else []
         elif topic is not None:
             found = _sorted(self._by_topic.get(topic, {}))
         elif reader is not None:
@@ -224,10 +221,7 @@ class Cursors:
 
     def _all(self, first: str) -> Iterator[Cursor]:
         topics = sorted(self._by_topic)
-        begin = bisect_right(topics, first)
-        if first in self._by_topic:
-            begin -= 1
-        for topic in topics[begin:]:
+        for topic in topics[bisect_left(topics, first) :]:
             yield from _sorted(self._by_topic[topic])
 
 
@@ -290,12 +284,10 @@ class Notes:
             _, notes = committed.popleft()
             at_least -= len(notes)
             for key, _, _ in notes:
-                more = again.get(key, 0)
+                more = again.pop(key, 0)
                 if not more:
                     del unapplied[key]
-                elif more == 1:
-                    del again[key]
-                else:
+                elif more > 1:
                     again[key] = more - 1
         self._due_from = (0, b"")
         self._tidy()
@@ -303,10 +295,9 @@ class Notes:
 
     def get(self, key: bytes) -> Note | None:
         note = self._unapplied.get(key)
-        if note is not None:
-            return note if note.value is not None else None
-        row = self._catalogue.note(key)
-        return Note(*row[:3]) if row is not None else None
+        if note is None and (row := self._catalogue.note(key)) is not None:
+            note = Note(*row[:3])
+        return note if note is not None and note.value is not None else None
 
     def listed(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
         """Return the notes whose keys have the prefix, in the order of their keys."""
@@ -324,10 +315,7 @@ class Notes:
         return sorted(found, key=attrgetter("due_ms", "key"))[: max(0, limit)]
 
     def _given(self, prefix: bytes, after: bytes) -> Iterator[Note]:
-        if after >= prefix:
-            keys = self._keys.irange(after, inclusive=(False, False))
-        else:
-            keys = self._keys.irange(prefix)
+        keys = self._keys.irange(max(prefix, after), inclusive=(after < prefix, True))
         last = None
         for key in keys:
             if not key.startswith(prefix):
@@ -399,13 +387,11 @@ class Producers:
 
     def known(self, topic: Topic, producer: str, number: int) -> StoredAppend | None:
         """Return the answer for a number that was stored or is waiting; None for a new number."""
-        recent = self._load((topic.name, producer))
-        highest = max(self._waiting.get((topic.name, producer), {}), default=-1)
-        if recent:
-            highest = max(highest, recent[-1][0])
-        if number > highest:
+        recent = dict(self._load((topic.name, producer)))
+        waiting = self._waiting.get((topic.name, producer), {})
+        if number > max([*recent, *waiting], default=-1):
             return None
-        return StoredAppend(dict(recent).get(number), duplicate=True)
+        return StoredAppend(recent.get(number), duplicate=True)
 
     def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
         return number in self._waiting.get((topic.name, producer), {})
