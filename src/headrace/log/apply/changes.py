@@ -67,7 +67,6 @@ def names_in(entry: journal.Entry) -> list[Name]:
 
 
 _NAMING = (journal.CREATE, journal.NAMES, journal.OLD_CREATE, journal.OLD_NAMES)
-_CURSORS = (journal.CURSOR, journal.OLD_CURSOR)
 _NAMELESS = b"$lost/"
 
 
@@ -155,15 +154,12 @@ class Gathered:
             self._trim(entry)
         elif entry.kind == journal.DESTROY:
             self._destroy(entry)
-        elif entry.kind in _CURSORS:
+        elif entry.kind in (journal.CURSOR, journal.OLD_CURSOR):
             cursor = msgspec.msgpack.decode(entry.extra, type=CursorEntry)
             is_old = entry.kind == journal.OLD_CURSOR
             key = (present_name(cursor.topic) if is_old else cursor.topic, cursor.reader)
-            self.cursors[key] = (
-                CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
-                if not cursor.dropped
-                else None
-            )
+            row = CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
+            self.cursors[key] = row if not cursor.dropped else None
         elif entry.kind == journal.DECIDE:
             self._decide(entry)
         elif entry.kind == journal.ADVANCE:
@@ -188,19 +184,14 @@ class Gathered:
         if not self._is_newest(create):
             self._over.add(create.topic_id)
             return
-        row = TopicRow(
-            create.topic_id,
-            create.name,
-            create.epoch,
-            create.durability,
-            create.offset,
-            create.ordinal,
-            create.offset,
-            create.ordinal,
-            ms,
-        )
-        self.plans[create.topic_id] = TopicChange.of(row, created=True)
+        self._begin(create, ms)
         self.tombstones.pop(create.name, None)
+
+    def _begin(self, create: Name, ms: int) -> TopicChange:
+        at = (create.offset, create.ordinal)
+        row = TopicRow(create.topic_id, create.name, create.epoch, create.durability, *at, *at, ms)
+        plan = self.plans[create.topic_id] = TopicChange.of(row, created=True)
+        return plan
 
     def _name(self, plan: TopicChange, create: Name) -> None:
         """Use a repeated name of a topic, of which only the number may have been known."""
@@ -238,8 +229,7 @@ class Gathered:
             name += b"+"
         durability = Durability.SYNCED.value.encode()
         at = (entry.offset, entry.ordinal)
-        row = TopicRow(entry.topic_id, name, entry.ms, durability, *at, *at, entry.ms)
-        plan = self.plans[entry.topic_id] = TopicChange.of(row, created=True)
+        plan = self._begin(Name(entry.topic_id, name, entry.ms, durability, *at), entry.ms)
         self._nameless[entry.topic_id] = (
             f"topic number {entry.topic_id}: its name is lost, its records are kept in "
             f"{quoted(name.decode())}: {_DAMAGED}"
@@ -299,12 +289,11 @@ class Gathered:
 
     def _decide(self, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        entry = entry._replace(data=bytes(entry.data))
-        if not self._number((BATCHES_NAME, producer.name), producer.number, entry):
-            return
-        files = len(msgspec.msgpack.decode(entry.data, type=StagedFiles))
-        key = (producer.name, producer.number)
-        self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
+        if self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            staged = bytes(entry.data)
+            files = len(msgspec.msgpack.decode(staged, type=StagedFiles))
+            key = (producer.name, producer.number)
+            self.batches[key] = BatchRow(*key, staged, files, 0, 0, entry.ms)
 
     def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
         """Record a batch's progress, even if the records are dropped because their topic was destroyed."""
@@ -325,16 +314,14 @@ class Gathered:
             )
 
     def _note(self, entry: journal.Entry) -> None:
-        key, due_ms, dropped = msgspec.structs.astuple(
-            msgspec.msgpack.decode(entry.extra, type=NoteEntry)
-        )
+        note = msgspec.msgpack.decode(entry.extra, type=NoteEntry)
         if entry.kind == journal.LOST_NOTE:
             # The value before it is valid again.
-            name = quoted(key.decode(errors="replace"))
+            name = quoted(note.key.decode(errors="replace"))
             self._losses.append(f"note {name}: its last value is lost: {_DAMAGED}")
         else:
-            row = NoteRow(key, bytes(entry.data), due_ms, entry.ms)
-            self.notes[key] = row if not dropped else None
+            row = NoteRow(note.key, bytes(entry.data), note.due_ms, entry.ms)
+            self.notes[note.key] = row if not note.dropped else None
 
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)

@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -50,8 +49,6 @@ _RETRY_S = 1.0
 _LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
 
-T = TypeVar("T")
-
 
 class Apply(msgspec.Struct, tag="apply"):
     path: str
@@ -63,13 +60,10 @@ class Prepare(msgspec.Struct, tag="prepare"):
     path: str
 
 
-class Applied(msgspec.Struct, tag="applied"):
-    path: str
+class Done(msgspec.Struct, tag="done"):
+    """The oldest unanswered order is carried out."""
+
     reports: list[str]
-
-
-class Prepared(msgspec.Struct, tag="prepared"):
-    path: str
 
 
 class ChildWaiting(msgspec.Struct, tag="waiting"):
@@ -83,7 +77,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 Order = Apply | Prepare
-Answer = Applied | Prepared | ChildWaiting | Failed
+Answer = Done | ChildWaiting | Failed
 
 
 class ApplierProcess:
@@ -102,10 +96,8 @@ class ApplierProcess:
         import asyncio  # not at the top: the child runs this file too, and is smaller without asyncio
 
         self._config, self._lock = config, lock
-        self._on_applied = applied
-        self._on_prepared = prepared
-        self._on_waiting = waiting
-        self._on_failed = failed
+        self._on_applied, self._on_prepared = applied, prepared
+        self._on_waiting, self._on_failed = waiting, failed
         self._unanswered: deque[Order] = deque()
         self._to_prepare: deque[Path] = deque()
         """Journal files to prepare. The child is working on the first one."""
@@ -226,13 +218,13 @@ class ApplierProcess:
 
     def _handle(self, answer: Answer) -> None:
         trouble, self._trouble = self._trouble, ""
-        if isinstance(answer, Applied | Prepared):
-            self._unanswered.popleft()
-        if isinstance(answer, Applied):
+        if isinstance(answer, Done):
+            order = self._unanswered.popleft()
             for report in answer.reports:
                 logger.error("%s", report)
-            self._on_applied(Path(answer.path))
-        elif isinstance(answer, Prepared):
+            if isinstance(order, Apply):
+                self._on_applied(Path(order.path))
+                return
             self._on_prepared(self._to_prepare.popleft())
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
@@ -258,17 +250,14 @@ def main() -> None:
         _serve(config, line)
     except (EOFError, ConnectionError):
         pass  # the server closed the socket
-    except StoreFailedError as error:
-        _say_failed(line, str(error))
-        sys.exit(1)
     except Exception as error:
-        _say_failed(line, described(error))
+        is_known = isinstance(error, StoreFailedError)
+        reason = str(error) if is_known else described(error)
+        with contextlib.suppress(ConnectionError):
+            _answer(line, Failed(f"the applier failed: {reason}"))
+        if is_known:
+            sys.exit(1)
         raise
-
-
-def _say_failed(line: socket.socket, reason: str) -> None:
-    with contextlib.suppress(ConnectionError):
-        _answer(line, Failed(f"the applier failed: {reason}"))
 
 
 def _serve(config: Config, line: socket.socket) -> None:
@@ -284,13 +273,12 @@ def _serve(config: Config, line: socket.socket) -> None:
         while True:
             order = msgspec.msgpack.decode(_receive_bytes(line), type=Order)
             path = Path(order.path)
+            work: Callable[[], list[str] | None]
             if isinstance(order, Prepare):
-                _retried(line, partial(applier.prepare, path, config.journal.file_bytes))
-                _answer(line, Prepared(order.path))
+                work = partial(applier.prepare, path, config.journal.file_bytes)
             else:
-                closed = ClosedFile(path, order.until, order.last)
-                reports = _retried(line, partial(applier.apply_file, closed))
-                _answer(line, Applied(order.path, reports))
+                work = partial(applier.apply_file, ClosedFile(path, order.until, order.last))
+            _answer(line, Done(_retried(line, work) or []))
             # The entries of a file take much memory: give it back, because topics may stay idle now.
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
@@ -302,7 +290,7 @@ def _serve(config: Config, line: socket.socket) -> None:
         catalogue.close()
 
 
-def _retried(line: socket.socket, work: Callable[[], T]) -> T:
+def _retried(line: socket.socket, work: Callable[[], list[str] | None]) -> list[str] | None:
     """Run `work`. While the disk is full or fails, report that, wait and retry.
 
     A retry loses nothing: the journal is unchanged, and half-written data is truncated first.
