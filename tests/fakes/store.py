@@ -236,7 +236,7 @@ class StepStore:
 
     def rotate(self) -> None:
         """Continue in the next journal file; the old one is applied while `applying`."""
-        if self.store._ring.used and self.store._ring.has_free:
+        if self.store._ring.used and self.store._ring.free:
             self.store._close_file()
         self.runner.run()
 

@@ -182,14 +182,15 @@ class EmbeddedStore(ReadSide):
         number: int,
         done: Callable[[StoredAppend], None],
     ) -> None:
+        once = Once(topic, records, producer, number)
         # If a first attempt is pending, both are answered at the same time.
-        if not self._producers.is_waiting(topic, producer, number):
-            known = self._producers.known(topic, producer, number)
+        if not self._producers.is_waiting(once):
+            known = self._producers.known(once)
             if known is not None:
                 self._runner.soon(partial(done, known))
                 return
-            self._next_commit().append_once(Once(topic, records, producer, number))
-        self._producers.wait(topic, producer, number, done)
+            self._next_commit().append_once(once)
+        self._producers.wait(once, done)
 
     # Requests of batches
 
@@ -286,9 +287,9 @@ class EmbeddedStore(ReadSide):
                 return
             encoded = self._encoder.encode(commit, self._clocks.now_ms(), self._sequence + 1)
         ring = self._ring
-        if ring.used and ring.current is not None and not ring.current.fits(encoded.body_bytes):
+        if ring.used and ring.current is not None and not ring.current.fits(encoded.entries):
             self._close_file()
-            encoded = self._encoder.name_in(encoded)
+            self._encoder.name_in(encoded)
         self._encoded = encoded
         if ring.current or ring.open_next(self._sequence + 1, self._applied):
             self._encoded = None
@@ -354,7 +355,7 @@ class EmbeddedStore(ReadSide):
         if self.is_full:
             self.is_full = False
             logger.warning("the disk has room again: publishes are accepted")
-        self._gathering.committed(encoded.commit)
+        self._gathering.pending_bytes -= encoded.commit.size
         self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
         self._show(encoded, self._sequence)
@@ -398,9 +399,7 @@ class EmbeddedStore(ReadSide):
         for once, one in zip(
             commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
         ):
-            answers += self._producers.stored(
-                once.topic, once.producer, once.number, one.end, sequence
-            )
+            answers += self._producers.stored(once, one.end, sequence)
         for answer in answers:
             try:
                 answer()
@@ -440,7 +439,7 @@ class EmbeddedStore(ReadSide):
             return
         # While the applier is busy, the file keeps filling: the more records per file, the less each costs.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
-        if old and ring.has_free and not self._applying and self._encoded is None:
+        if old and ring.free and not self._applying and self._encoded is None:
             self._close_file()
 
     def sync_written(self) -> None:
@@ -463,7 +462,7 @@ class EmbeddedStore(ReadSide):
 
     def file_is_free(self, path: Path) -> None:
         """Take a journal file that the applier has prepared."""
-        self._ring.free(path)
+        self._ring.recycle(path)
         self._begin_later()
 
     def applied(self, path: Path) -> None:
@@ -488,7 +487,7 @@ class EmbeddedStore(ReadSide):
         self._producers.applied(sequence)
         self.batches.applied(sequence)
         self.files.close_deleted()
-        self._ring.free(path)
+        self._ring.recycle(path)
         self._begin_later()
 
     def applier_waits(self, reason: str) -> None:

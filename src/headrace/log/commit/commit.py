@@ -3,6 +3,7 @@
 Elsewhere: writing the entries (`journal.py`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, NamedTuple
@@ -10,15 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.log.commit import journal
-from headrace.log.commit.journal import (
-    CreateEntry,
-    CursorEntry,
-    Destroy,
-    Name,
-    NoteEntry,
-    Producer,
-    StagedFiles,
-)
+from headrace.log.commit.journal import CreateEntry, Name, Producer, StagedFiles
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, BatchPart, Block, Note, Topic
@@ -67,7 +60,7 @@ class CursorChange(NamedTuple):
 class BlockRecords(Sequence[bytes]):
     """The records of blocks, split lazily because most callers never read them."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
         self._count = sum(block.record_count for block in blocks)
 
@@ -129,7 +122,6 @@ class Encoded(NamedTuple):
     commit: Commit
     entries: list[bytes]
     """Journal entries, in the order in which they must be applied."""
-    body_bytes: int
     appended: list[Appended]
     created: list[Topic]
     sync: bool
@@ -184,11 +176,10 @@ class Encoder:
         for once in commit.onces:
             self._once(once, entries, appended)
         self._controls(commit, number, entries, appended)
-        sync = self._needs_sync(commit, appended)
-        body_bytes = sum(map(len, entries))
         if number:
-            body_bytes += self._note_names(commit, entries, body_bytes)
-        return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
+            self._note_names(commit, entries)
+        sync = self._needs_sync(commit, appended)
+        return Encoded(commit, entries, appended, self._created, sync, now_ms)
 
     def _needs_sync(self, commit: Commit, appended: list[Appended]) -> bool:
         if self._created or commit.destroyed or commit.decisions or commit.cursors:
@@ -207,7 +198,7 @@ class Encoder:
         for topic in commit.destroyed:
             # Appends of the same commit come first, so the topic ends after them.
             at = Position(topic.epoch, *_end(topic, appended))
-            extra = Destroy(topic.epoch)
+            extra = journal.Destroy(topic.epoch)
             entries.append(self._entry(journal.DESTROY, extra, topic_id=topic.id, at=at))
         for producer, decided, files in commit.decisions:
             extra = Producer(producer.encode(), decided)
@@ -215,55 +206,50 @@ class Encoder:
         entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
         for name, reader, cursor in commit.cursors:
             at = cursor or _NOWHERE
-            extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
+            names = (name.encode(), reader.encode())
+            extra = journal.CursorEntry(*names, at.epoch, number, dropped=cursor is None)
             entries.append(self._entry(journal.CURSOR, extra, at=at))
         if commit.changed:
             encode, ms, seed = journal.encode_entry, self._ms, self._seed
             for topic, (key, value, due_ms) in commit.notes:
-                packed = _pack(NoteEntry(key, due_ms, value is None))
+                packed = _pack(journal.NoteEntry(key, due_ms, value is None))
                 entries.append(
                     encode(journal.NOTE, topic.id, 0, 0, 0, ms, packed, value or b"", seed=seed)
                 )
             ids = {topic.id for topic in commit.changed}
             entries[:0] = journal.encode_changes(entries, ids, ms, number, seed)
 
-    def _note_names(self, commit: Commit, entries: list[bytes], body_bytes: int) -> int:
-        """Make the next commit repeat the names of topics created here; return the bytes added to this one.
+    def _note_names(self, commit: Commit, entries: list[bytes]) -> None:
+        """Make the next commit repeat the names of topics created here.
 
-        Only a commit that is longer than one block gets longer: it repeats the names itself.
+        A commit that is longer than one block repeats the names itself.
         """
         made = self._made
         for topic in commit.destroyed:
             for names in (made, self._names, self._in_file):
                 names.pop(topic.id, None)
         if not made:
-            return 0
+            return
         self._names |= made
         if len(self._in_file) < _NAMES_IN_FILE_MAX:
             self._in_file |= made
-        if journal.frame_bytes(body_bytes) <= journal.BLOCK_BYTES:
-            return 0
-        # The block with the create entries must not hold the only copy of the topics' names.
-        entries.append(self._name_again())
-        self._names |= made
-        return len(entries[-1])
+        if journal.frame_bytes(sum(map(len, entries))) > journal.BLOCK_BYTES:
+            # The block with the create entries must not hold the only copy of the topics' names.
+            entries.append(self._name_again())
+            self._names |= made
 
     def begin_file(self) -> None:
         """Make the next commits repeat the names of topics created in the journal file that is now closed."""
         self._names, self._in_file = {**self._in_file, **self._names}, {}
 
-    def name_in(self, encoded: Encoded) -> Encoded:
+    def name_in(self, encoded: Encoded) -> None:
         """Repeat topic names in the commit that was encoded last and becomes the first of a journal file."""
         for topic_id in self._made:
             self._names.pop(topic_id, None)
         if self._names:
-            names = self._name_again()
-            encoded = encoded._replace(
-                entries=[names, *encoded.entries], body_bytes=encoded.body_bytes + len(names)
-            )
+            encoded.entries.insert(0, self._name_again())
         self._names |= self._made
         self._in_file |= self._made
-        return encoded
 
     def _name_again(self) -> bytes:
         """Return an entry that repeats topic names, for another block than that of the create entries."""
@@ -309,39 +295,34 @@ class Encoder:
         return topic.last_ms if self._ms - topic.last_ms < RUN_MS_MAX else self._ms
 
     def _parts(
-        self,
-        parts: list[tuple[Topic, BatchPart]],
-        entries: list[bytes],
-        appended: list[Appended],
+        self, parts: list[tuple[Topic, BatchPart]], entries: list[bytes], appended: list[Appended]
     ) -> None:
         """Encode blocks of batches, one entry per block, in batch order."""
         ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
-        added: dict[Topic, _Added] = {}
+        added: dict[Topic, list[tuple[int, int, Block, bytes]]] = defaultdict(list)
         for topic, (block, producer, number, progress) in parts:
             if topic.id == 0:
                 entries.append(self._create(topic))
-            one = added.get(topic)
-            if one is None:
-                offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
-                one = added[topic] = _Added(offset, ordinal, self._time(topic))
+            offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
             entry = journal.encode_entry(
                 journal.APPEND,
                 topic.id,
-                one.end,
-                one.end_ordinal,
+                offset,
+                ordinal,
                 block.record_count,
-                one.ms,
+                self._time(topic),
                 _pack(Producer(producer.encode(), number, progress=progress)),
                 block.data,
                 seed=self._seed,
             )
             entries.append(entry)
-            one.add(block, entry)
-        for topic, one in added.items():
-            records = BlockRecords(one.blocks)
-            appended.append(
-                Appended(topic, one.offset, one.end, one.ordinal, one.ms, records, one.entries)
-            )
+            added[topic].append((offset, ordinal, block, entry))
+            ends[topic] = (offset + len(block.data), ordinal + block.record_count)
+        for topic, made in added.items():
+            offsets, ordinals, blocks, encoded = zip(*made, strict=True)
+            end, _ = ends[topic]
+            ms, records = self._time(topic), BlockRecords(blocks)
+            appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
 
     def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> None:
         """Encode an idempotent append."""
@@ -381,23 +362,6 @@ class Encoder:
             offset += len(data)
             ordinal += count
         return entries, offset
-
-
-class _Added:
-    """The blocks of batches that one commit appends to one topic."""
-
-    def __init__(self, offset: int, ordinal: int, ms: int) -> None:
-        self.offset = self.end = offset
-        self.ordinal = self.end_ordinal = ordinal
-        self.ms = ms
-        self.blocks: list[Block] = []
-        self.entries: list[bytes] = []
-
-    def add(self, block: Block, entry: bytes) -> None:
-        self.end += len(block.data)
-        self.end_ordinal += block.record_count
-        self.blocks.append(block)
-        self.entries.append(entry)
 
 
 def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:

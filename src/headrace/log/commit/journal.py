@@ -339,8 +339,8 @@ class JournalFile:
         self._fd = disk.open(path)
         self._begun = False
 
-    def fits(self, body: int) -> bool:
-        return self.position + frame_bytes(body) <= self._header.size
+    def fits(self, entries: Iterable[bytes]) -> bool:
+        return self.position + frame_bytes(sum(map(len, entries))) <= self._header.size
 
     def write(self, sequence: int, synced: int, entries: Sequence[bytes], *, sync: bool) -> None:
         """Write one commit; with `sync`, the commit is on disk when this returns."""
@@ -384,7 +384,7 @@ class Ring:
         self._generation = generation
         self._file_bytes = file_bytes
         self._boot_id = boot_id
-        self._free: deque[Path] = deque()
+        self.free: deque[Path] = deque()
         self._unsynced: set[Path] = set()
         self.touched: dict[Path, dict[Topic, int]] = {}
         """Topics with commits in a file, each with the end offset of its last append there."""
@@ -398,15 +398,11 @@ class Ring:
         """True if the current file holds any commit."""
         return self._last > 0
 
-    @property
-    def has_free(self) -> bool:
-        return bool(self._free)
-
     def open_next(self, first: int, applied: int) -> bool:
         """Open the next free file for commits; return False if no file is free."""
-        if not self._free:
+        if not self.free:
             return False
-        path = self._free.popleft()
+        path = self.free.popleft()
         header = JournalHeader(
             self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
         )
@@ -447,11 +443,11 @@ class Ring:
         """Record that `sync` finished for these files and that none was written to since `sync` began."""
         self._unsynced.difference_update(paths)
 
-    def free(self, path: Path) -> None:
-        """Take a file for new commits: a prepared file, or one whose commits are synced as segments."""
+    def recycle(self, path: Path) -> None:
+        """Take a file whose commits are synced as segments, or a new one, for new commits."""
         self.touched.pop(path, None)
         self._unsynced.discard(path)
-        self._free.append(path)
+        self.free.append(path)
 
     def close(self) -> None:
         if self.current is not None:

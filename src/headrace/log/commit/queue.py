@@ -38,7 +38,7 @@ class Gathering:
         self._memory = [Commit()]
         """Requests for `memory` topics: commits that are shown without being written."""
         self.pending_bytes = 0
-        """Bytes of the requests for the journal that are not `committed`."""
+        """Bytes of the requests for the journal; the caller subtracts a commit's size once it is written."""
 
     def mentions(self, topic: Topic) -> bool:
         return any(one.mentions(topic) for one in (self._current, *self._sealed, *self._memory))
@@ -145,9 +145,6 @@ class Gathering:
             return None
         self._current = Commit()
         return commit
-
-    def committed(self, commit: Commit) -> None:
-        self.pending_bytes -= commit.size
 
     def take_memory(self) -> list[Commit]:
         """Return the commits that are not for the journal."""

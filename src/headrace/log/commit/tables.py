@@ -21,6 +21,7 @@ from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
+from headrace.log.commit.commit import Once
 from headrace.log.commit.journal import RECENT_MAX, Recent
 from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
 from headrace.model import Durability, Position
@@ -385,35 +386,31 @@ class Producers:
             dict
         )
 
-    def known(self, topic: Topic, producer: str, number: int) -> StoredAppend | None:
+    def known(self, once: Once) -> StoredAppend | None:
         """Return the answer for a number that was stored or is waiting; None for a new number."""
-        recent = dict(self._load((topic.name, producer)))
-        waiting = self._waiting.get((topic.name, producer), {})
-        if number > max([*recent, *waiting], default=-1):
+        key = (once.topic.name, once.producer)
+        recent = dict(self._load(key))
+        if once.number > max([*recent, *self._waiting.get(key, {})], default=-1):
             return None
-        return StoredAppend(recent.get(number), duplicate=True)
+        return StoredAppend(recent.get(once.number), duplicate=True)
 
-    def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
-        return number in self._waiting.get((topic.name, producer), {})
+    def is_waiting(self, once: Once) -> bool:
+        return once.number in self._waiting.get((once.topic.name, once.producer), {})
 
-    def wait(
-        self, topic: Topic, producer: str, number: int, done: Callable[[StoredAppend], None]
-    ) -> None:
-        self._waiting[topic.name, producer].setdefault(number, []).append(done)
+    def wait(self, once: Once, done: Callable[[StoredAppend], None]) -> None:
+        self._waiting[once.topic.name, once.producer].setdefault(once.number, []).append(done)
 
-    def stored(
-        self, topic: Topic, producer: str, number: int, end: int, sequence: int
-    ) -> list[Callable[[], None]]:
+    def stored(self, once: Once, end: int, sequence: int) -> list[Callable[[], None]]:
         """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
-        key = (topic.name, producer)
-        recent = [*self._load(key), (number, end)][-RECENT_MAX:]
+        key = (once.topic.name, once.producer)
+        recent = [*self._load(key), (once.number, end)][-RECENT_MAX:]
         self._cached.pop(key, None)
         if sequence:
             self._unapplied[key] = sequence, recent
             self._unapplied.move_to_end(key)
         else:
             self._cache(key, recent)  # the catalogue never holds producers of `memory` topics
-        waiting = self._waiting[key].pop(number)
+        waiting = self._waiting[key].pop(once.number)
         if not self._waiting[key]:
             del self._waiting[key]
         return [
