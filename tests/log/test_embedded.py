@@ -361,12 +361,12 @@ def test_a_start_that_was_trimmed_does_not_go_back_in_memory(open_store, tmp_pat
 
 
 def test_topics_in_memory_leave_nothing_on_disk(store):
-    before = store.store._sequence
+    before = store.store.last_sequence
     store.append("memory/topic", b"x")
     store.append_once("memory/topic", "p", 1, b"y")
     store.trim("memory/topic", store.store.topic("memory/topic").end)
     store.destroy("memory/topic")
-    assert store.store._sequence == before
+    assert store.store.last_sequence == before
     assert frames(store) == []
 
 

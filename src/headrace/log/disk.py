@@ -117,7 +117,6 @@ class Disk:
         os.replace(old, new)
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name."""
         os.link(old, new)
 
     def unlink(self, path: Path) -> None:

@@ -18,7 +18,7 @@ reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the st
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,7 +111,7 @@ class EmbeddedStore(ReadSide):
         self.topic, self.look, self.topics = handles.get, handles.look, handles.list
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
-        self._sequence = self._synced = self._applied = next_sequence - 1
+        self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max)
         self._encoded: Encoded | None = None
         self._writing: _Write | None = None
@@ -193,10 +193,6 @@ class EmbeddedStore(ReadSide):
         self._producers.wait(once, done)
 
     # Requests of batches
-
-    @property
-    def last_sequence(self) -> int:
-        return self._sequence
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
         self._next_commit().decide(decision, done)
@@ -285,13 +281,13 @@ class EmbeddedStore(ReadSide):
             if commit is None:
                 self._tell_idle()
                 return
-            encoded = self._encoder.encode(commit, self._clocks.now_ms(), self._sequence + 1)
+            encoded = self._encoder.encode(commit, self._clocks.now_ms(), self.last_sequence + 1)
         ring = self._ring
         if ring.used and ring.current is not None and not ring.current.fits(encoded.entries):
             self._close_file()
             self._encoder.name_in(encoded)
         self._encoded = encoded
-        if ring.current or ring.open_next(self._sequence + 1, self._applied):
+        if ring.current or ring.open_next(self.last_sequence + 1, self._applied):
             self._encoded = None
             self._write(encoded)
 
@@ -302,12 +298,12 @@ class EmbeddedStore(ReadSide):
         self._apply(closed)
 
     def _write(self, encoded: Encoded) -> None:
-        self._sequence += 1
+        self.last_sequence += 1
         file = self._ring.current
         assert file is not None
         # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
-        self._writing = _Write(encoded, file, self._sequence, self._synced, older)
+        self._writing = _Write(encoded, file, self.last_sequence, self._synced, older)
         self._attempt(self._writing)
         if encoded.appended:
             self.listener.prepare(encoded.appended)
@@ -356,9 +352,9 @@ class EmbeddedStore(ReadSide):
             self.is_full = False
             logger.warning("the disk has room again: publishes are accepted")
         self._gathering.pending_bytes -= encoded.commit.size
-        self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
+        self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
-        self._show(encoded, self._sequence)
+        self._show(encoded, self.last_sequence)
 
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
@@ -445,7 +441,7 @@ class EmbeddedStore(ReadSide):
     def sync_written(self) -> None:
         """Sync the commits of `written` topics in the journal."""
         paths = self._ring.unsynced()
-        sequence = self._sequence if not self._writing else self._sequence - 1
+        sequence = self.last_sequence if not self._writing else self.last_sequence - 1
         current = self._ring.current.path if self._ring.current is not None else None
 
         def synced(result: object) -> None:
@@ -453,7 +449,7 @@ class EmbeddedStore(ReadSide):
                 self._fail(f"syncing the journal failed: {result}")
                 return
             self._synced = max(self._synced, sequence)
-            quiet = self._sequence == sequence and not self._writing
+            quiet = self.last_sequence == sequence and not self._writing
             # A file that was written to meanwhile has unsynced commits again.
             self._ring.synced([path for path in paths if quiet or path != current])
 
@@ -472,18 +468,17 @@ class EmbeddedStore(ReadSide):
 
     def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
         """Drop a few tails and notes per step, so that ten thousand of them do not block the loop."""
-        for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
+        some = list(islice(ends, _TAILS_DROPPED_AT_ONCE))
+        for topic, end in some:
             topic.segments = None
             drop_tail(topic, end)
             self._handles.applied(topic)
-        rest = next(ends, None)
-        if rest is not None:
-            self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
+        sequence, is_last = self._applying[path], len(some) < _TAILS_DROPPED_AT_ONCE
+        if not is_last or self._notes.applied(sequence, _NOTES_DROPPED_AT_ONCE):
+            self._runner.soon(partial(self._drop_tails, path, ends))
             return
-        if self._notes.applied(self._applying[path], _NOTES_DROPPED_AT_ONCE):
-            self._runner.soon(lambda: self._drop_tails(path, ends))
-            return
-        self._applied = sequence = self._applying.pop(path)
+        del self._applying[path]
+        self._applied = sequence
         self._producers.applied(sequence)
         self.batches.applied(sequence)
         self.files.close_deleted()
@@ -501,7 +496,7 @@ class EmbeddedStore(ReadSide):
 
     def _tell_idle(self) -> None:
         if self._idle_waiters and not self.batches.is_busy:
-            if self._ring.used and self._ring.current is not None:
+            if self._ring.used:
                 self._close_file()
             elif not self._applying:
                 waiters, self._idle_waiters = self._idle_waiters, []

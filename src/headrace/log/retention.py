@@ -84,7 +84,6 @@ class RetentionSweep:
         """Topics whose trim is not committed yet: commits may be held back for a long time."""
 
     def reload(self, config: Config) -> None:
-        """Use new settings."""
         self._config = config
         # Checks are rare, but frequent enough that records hardly outlive a short retention window.
         shortest_s = _shortest_age_s(config) or inf

@@ -194,8 +194,6 @@ class BatchPart(NamedTuple):
 
 
 class BatchAnswer(NamedTuple):
-    """The answer to the request to append a batch."""
-
     duplicate: bool
     records: int
     """Number of appended records: 0 for a duplicate."""
@@ -208,8 +206,6 @@ class BatchRefusedError(HeadraceError):
 
 
 class Chunk(NamedTuple):
-    """Result of a read."""
-
     runs: list[Run]
     next_offset: int
     """Offset for the next read. It is past the last run's end if records after that run are damaged."""
@@ -231,9 +227,7 @@ class TopicOwner(Protocol):
     """The component that stores the records of all topics under one prefix."""
 
     def check(
-        self,
-        blocks: Callable[[], Iterator[Block]],
-        done: Callable[[BaseException | None], None],
+        self, blocks: Callable[[], Iterator[Block]], done: Callable[[BaseException | None], None]
     ) -> None:
         """Call `done` with None if the owner would store all records of a batch that is not decided yet.
 

@@ -485,7 +485,7 @@ def test_a_decision_that_is_damaged_is_reported_and_not_taken_again(open_store):
     store = open_store()
     staged = stage(store)
     store.store.batches.decide("p", 7, [staged], lambda _: None)
-    while store.store._sequence < 1 or store.store._writing:
+    while store.store.last_sequence < 1 or store.store._writing:
         store.runner.step()
     store.store.batches.stop()
     store.append("a", b"vouches for it")

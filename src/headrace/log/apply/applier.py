@@ -30,14 +30,7 @@ from headrace.log.commit import journal
 from headrace.log.commit.journal import ClosedFile, Name, StagedFiles
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
-from headrace.log.read.index import (
-    EntryRun,
-    Header,
-    encode_header,
-    encode_row,
-    join_runs,
-    row_position,
-)
+from headrace.log.read import index
 from headrace.log.recovery.frames import Frame, Problem, quarantine, read_frames
 
 SYNC_EACH_MAX = 64
@@ -200,7 +193,7 @@ class Applier:
                     self._known.clear()
                 self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
-    def _layout_runs(self, plan: TopicChange, pieces: list[EntryRun]) -> list[_Writes]:
+    def _layout_runs(self, plan: TopicChange, pieces: list[index.EntryRun]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -210,7 +203,7 @@ class Applier:
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
         writes: list[_Writes] = []
-        for row, parts in join_runs(pieces):
+        for row, parts in index.join_runs(pieces):
             # A gap starts a new segment: without an index, bytes that have no row could be taken for records.
             new = (
                 current is None
@@ -226,7 +219,7 @@ class Applier:
                 writes.append(_Writes(current, new, current.end - current.base, current.rows))
             one = writes[-1]
             one.parts += parts
-            one.rows.append(encode_row(row))
+            one.rows.append(index.encode_row(row))
             current = one.segment = current._replace(
                 end=row.end,
                 rows=current.rows + 1,
@@ -238,11 +231,11 @@ class Applier:
 
     def _write_segment(self, topic: TopicRow, one: _Writes, *, sync: bool) -> None:
         path, segment = self._path(one.segment), one.segment
-        rows, rows_at = one.rows, row_position(one.rows_before)
+        rows, rows_at = one.rows, index.row_position(one.rows_before)
         if one.new:
             name = topic.name.decode()
-            header = Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, name)
-            rows, rows_at = [encode_header(header), *rows], 0
+            header = index.Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, name)
+            rows, rows_at = [index.encode_header(header), *rows], 0
         for file, parts, at in (
             (path, one.parts, one.cut_to),
             (path.with_suffix(".idx"), rows, rows_at),

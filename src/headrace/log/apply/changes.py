@@ -22,18 +22,7 @@ from headrace.log.catalogue.rows import (
     TopicRow,
 )
 from headrace.log.commit import journal
-from headrace.log.commit.journal import (
-    RECENT_MAX,
-    CreateEntry,
-    CursorEntry,
-    Destroy,
-    Name,
-    Names,
-    NoteEntry,
-    Producer,
-    Recent,
-    StagedFiles,
-)
+from headrace.log.commit.journal import RECENT_MAX, Name, Producer
 from headrace.log.read.index import EntryRun
 from headrace.log.store import Progress
 from headrace.model import Durability, present_name
@@ -46,19 +35,10 @@ def names_in(entry: journal.Entry) -> list[Name]:
     """Return the names and positions in an entry that creates a topic or repeats topic names."""
     kind = journal.PRESENT_KINDS.get(entry.kind, entry.kind)
     if kind == journal.CREATE:
-        made = msgspec.msgpack.decode(entry.extra, type=CreateEntry)
-        found = [
-            Name(
-                topic_id=entry.topic_id,
-                name=made.name,
-                epoch=made.epoch,
-                durability=made.durability,
-                offset=entry.offset,
-                ordinal=entry.ordinal,
-            )
-        ]
+        made = msgspec.msgpack.decode(entry.extra, type=journal.CreateEntry)
+        found = [Name.of(entry.topic_id, made, entry.offset, entry.ordinal)]
     elif kind == journal.NAMES:
-        found = msgspec.msgpack.decode(entry.data, type=Names)
+        found = msgspec.msgpack.decode(entry.data, type=journal.Names)
     else:
         return []
     if kind != entry.kind:
@@ -155,7 +135,7 @@ class Gathered:
         elif entry.kind == journal.DESTROY:
             self._destroy(entry)
         elif entry.kind in (journal.CURSOR, journal.OLD_CURSOR):
-            cursor = msgspec.msgpack.decode(entry.extra, type=CursorEntry)
+            cursor = msgspec.msgpack.decode(entry.extra, type=journal.CursorEntry)
             is_old = entry.kind == journal.OLD_CURSOR
             key = (present_name(cursor.topic) if is_old else cursor.topic, cursor.reader)
             row = CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
@@ -228,8 +208,8 @@ class Gathered:
         while name in taken or self._catalogue.topic(name) is not None:
             name += b"+"
         durability = Durability.SYNCED.value.encode()
-        at = (entry.offset, entry.ordinal)
-        plan = self._begin(Name(entry.topic_id, name, entry.ms, durability, *at), entry.ms)
+        made = Name(entry.topic_id, name, entry.ms, durability, entry.offset, entry.ordinal)
+        plan = self._begin(made, entry.ms)
         self._nameless[entry.topic_id] = (
             f"topic number {entry.topic_id}: its name is lost, its records are kept in "
             f"{quoted(name.decode())}: {_DAMAGED}"
@@ -282,7 +262,7 @@ class Gathered:
         known = self.producers.get(key) or self._catalogue.producer(*key)
         if known is not None and number <= known.last:
             return False
-        recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
+        recent = msgspec.msgpack.decode(known.recent, type=journal.Recent) if known else []
         recent = [*recent, (number, entry.end)][-RECENT_MAX:]
         self.producers[key] = ProducerRow(*key, number, msgspec.msgpack.encode(recent), entry.ms)
         return True
@@ -291,7 +271,7 @@ class Gathered:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
         if self._number((BATCHES_NAME, producer.name), producer.number, entry):
             staged = bytes(entry.data)
-            files = len(msgspec.msgpack.decode(staged, type=StagedFiles))
+            files = len(msgspec.msgpack.decode(staged, type=journal.StagedFiles))
             key = (producer.name, producer.number)
             self.batches[key] = BatchRow(*key, staged, files, 0, 0, entry.ms)
 
@@ -314,7 +294,7 @@ class Gathered:
             )
 
     def _note(self, entry: journal.Entry) -> None:
-        note = msgspec.msgpack.decode(entry.extra, type=NoteEntry)
+        note = msgspec.msgpack.decode(entry.extra, type=journal.NoteEntry)
         if entry.kind == journal.LOST_NOTE:
             # The value before it is valid again.
             name = quoted(note.key.decode(errors="replace"))
@@ -339,7 +319,7 @@ class Gathered:
         plan.destroyed = True
         if self._nameless.pop(plan.row.id, None):
             return
-        destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
+        destroy = msgspec.msgpack.decode(entry.extra, type=journal.Destroy)
         # The clock may have gone back since the last record. The next life continues the topic's times.
         self.tombstones[plan.row.name] = TombstoneRow(
             plan.row.name, destroy.epoch, entry.offset, entry.ordinal, max(entry.ms, plan.last_ms)

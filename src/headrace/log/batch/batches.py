@@ -53,7 +53,6 @@ if TYPE_CHECKING:
 Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None if the store stops before the answer: the caller must repeat the request later."""
 
-
 logger = logging.getLogger(__name__)
 
 _PIECES_MAX = 2
@@ -133,7 +132,7 @@ class Batches:
         """Batches in the order of their requests, which is the order of their decisions."""
         self._unapplied: deque[tuple[int, str, int]] = deque()
         """Commit, producer and number of each decided batch that the catalogue does not have yet."""
-        self._appended: deque[tuple[int, list[StagedFile]]] = deque()
+        self._appended: deque[tuple[int, StagedFiles]] = deque()
         """Files of completely appended batches, until the last commit of the batch is applied."""
         self._reading = False
         self._prefixes = prefixes
@@ -147,10 +146,8 @@ class Batches:
         """Number of blocks and files that could not be read when their batch was appended."""
         for row in sorted(catalogue.batches(), key=lambda row: (row.ms, row.number)):
             files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
-            batch = _Batch(
-                Decision(row.producer.decode(), row.number, files),
-                Progress(row.file, row.position),
-            )
+            decision = Decision(row.producer.decode(), row.number, files)
+            batch = _Batch(decision, Progress(row.file, row.position))
             batch.checked = batch.given = batch.decided = True
             staging.restore_claims(files)
             self._batches.append(batch)
@@ -338,8 +335,7 @@ class Batches:
     def _decided(self, batch: _Batch) -> None:
         batch.decided = True
         self._unapplied.append((self._store.last_sequence, batch.producer, batch.number))
-        if batch.is_read:
-            self._finish_if_done(batch)  # the batch has no records
+        self._finish_if_done(batch)  # it is done if it has no records
         self._read_next()
 
     def _read_next(self) -> None:
@@ -412,18 +408,15 @@ class Batches:
         error: BaseException | None = None,
     ) -> None:
         """Give each owner its records, one owner after another, then continue with the batch."""
-        prefix, parts = next(owned, ("", [])) if error is None else ("", [])
-        if prefix:
-            first = piece.batch.files[0].id
-            self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
-        else:
-            self._added(piece, error)
-
-    def _added(self, piece: _Piece, error: BaseException | None) -> None:
         if error is not None:
             self._retry_later(piece.batch, error)
             if self._stopped:
                 self._held = None  # the owners get the records again after the next start
+            return
+        prefix, parts = next(owned, ("", []))
+        if prefix:
+            first = piece.batch.files[0].id
+            self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
             return
         self._held = None
         # The piece is appended even if the store is stopping: the store waits for pending work.

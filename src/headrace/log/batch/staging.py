@@ -40,8 +40,6 @@ _UNFINISHED = ".new"
 
 @dataclass(slots=True)
 class CompleteUpload:
-    """A complete staged file."""
-
     id: str
     size: int
     since_s: float
@@ -87,10 +85,9 @@ class StagingUpload:
             if parts:
                 self._disk.write(self._fd, parts, self._written)
                 self._written += sum(map(len, parts))
-            if self._written - self._sync_started >= _SYNC_BYTES:
-                self._disk.start_sync(
-                    self._fd, self._sync_started, self._written - self._sync_started
-                )
+            started, size = self._sync_started, self._written - self._sync_started
+            if size >= _SYNC_BYTES:
+                self._disk.start_sync(self._fd, started, size)
                 self._sync_started = self._written
 
     def finish(self) -> None:

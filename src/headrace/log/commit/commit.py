@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from headrace.log.commit import journal
-from headrace.log.commit.journal import CreateEntry, Name, Producer, StagedFiles
+from headrace.log.commit.journal import CreateEntry, CursorEntry, Name, Producer, StagedFiles
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, BatchPart, Block, Note, Topic
@@ -38,8 +38,6 @@ class Once(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The decision to append a batch."""
-
     producer: str
     number: int
     files: StagedFiles
@@ -206,8 +204,7 @@ class Encoder:
         entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
         for name, reader, cursor in commit.cursors:
             at = cursor or _NOWHERE
-            names = (name.encode(), reader.encode())
-            extra = journal.CursorEntry(*names, at.epoch, number, dropped=cursor is None)
+            extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
             entries.append(self._entry(journal.CURSOR, extra, at=at))
         if commit.changed:
             encode, ms, seed = journal.encode_entry, self._ms, self._seed
@@ -271,8 +268,7 @@ class Encoder:
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, self._ms)
         extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
-        names = (extra.name, extra.epoch, extra.durability)
-        self._made[topic.id] = Name(topic.id, *names, topic.end_offset, topic.end_ordinal)
+        self._made[topic.id] = Name.of(topic.id, extra, topic.end_offset, topic.end_ordinal)
         return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)
 
     def _entry(
@@ -325,7 +321,6 @@ class Encoder:
             appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
 
     def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> None:
-        """Encode an idempotent append."""
         topic, records, name, number = once
         if topic.id == 0:
             entries.append(self._create(topic))

@@ -33,7 +33,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 from crc32c import crc32c
@@ -64,6 +64,10 @@ class Name(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     ordinal: int
 
+    @classmethod
+    def of(cls, topic_id: int, create: CreateEntry, offset: int, ordinal: int) -> Self:
+        return cls(topic_id, create.name, create.epoch, create.durability, offset, ordinal)
+
 
 Names = list[Name]
 """The data of an entry that repeats topic names."""
@@ -85,8 +89,6 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A staged file that belongs to a decision."""
-
     id: bytes
     size: int
 
