@@ -87,8 +87,7 @@ class Applier:
 
     def prepare(self, path: Path, size: int) -> None:
         """Create a journal file; the catalogue names the file before it is put to use."""
-        old = self._catalogue.meta().journal_files.get(path.name)
-        if old is not None and size < old:
+        if size < self._catalogue.meta().journal_files.get(path.name, 0):
             self._name_journal_file(path, size)  # or the shorter file would seem to be truncated
         journal.prepare_file(self._disk, path, size)
         self._name_journal_file(path, size)

@@ -252,8 +252,12 @@ class Gathered:
 
     def _produced(self, plan: TopicChange | None, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        if producer.progress is not None:
-            self._advance(producer.name, producer.number, producer.progress)
+        progress, key = producer.progress, (producer.name, producer.number)
+        if progress is not None:
+            # Progress counts even if the records are dropped because their topic was destroyed.
+            row = self.batches.get(key) or self._catalogue.batch(*key)
+            if row is not None and progress > Progress(row.file, row.position):
+                self.batches[key] = row._replace(file=progress.file, position=progress.position)
         elif plan is not None and not plan.destroyed and not producer.pieces_left:
             self._number((plan.row.name, producer.name), producer.number, entry)
 
@@ -274,14 +278,6 @@ class Gathered:
             files = len(msgspec.msgpack.decode(staged, type=journal.StagedFiles))
             key = (producer.name, producer.number)
             self.batches[key] = BatchRow(*key, staged, files, 0, 0, entry.ms)
-
-    def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
-        """Record a batch's progress, even if the records are dropped because their topic was destroyed."""
-        row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
-        if row is not None and progress > Progress(row.file, row.position):
-            self.batches[producer, number] = row._replace(
-                file=progress.file, position=progress.position
-            )
 
     def _lost_decision(self, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
