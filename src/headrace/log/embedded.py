@@ -392,9 +392,8 @@ class EmbeddedStore(ReadSide):
             for changed in self._watchers:
                 changed()
         answers = commit.waiters
-        for once, one in zip(
-            commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
-        ):
+        last = encoded.appended[len(encoded.appended) - len(commit.onces) :]
+        for once, one in zip(commit.onces, last, strict=True):
             answers += self._producers.stored(once, one.end, sequence)
         for answer in answers:
             try:

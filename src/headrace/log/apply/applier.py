@@ -287,8 +287,7 @@ class Applier:
 
     def _fold_tombstones(self, meta: DirectoryMeta) -> DirectoryMeta:
         """Forget the oldest tombstones, and raise the floor above each of them."""
-        tombstones = list(self._catalogue.tombstones())
-        for row in tombstones[: max(0, len(tombstones) - TOMBSTONES_MAX)]:
+        for row in list(self._catalogue.tombstones())[:-TOMBSTONES_MAX]:
             self._catalogue.drop_tombstone(row.name)
             meta = msgspec.structs.replace(
                 meta,

@@ -55,10 +55,6 @@ def nameless(topic_id: int) -> bytes:
     return b"%s%x" % (_NAMELESS, topic_id)
 
 
-def is_nameless(name: bytes) -> bool:
-    return name.startswith(_NAMELESS)
-
-
 @dataclass(slots=True)
 class TopicChange:
     """The change of one topic that is to be applied."""
@@ -176,7 +172,8 @@ class Gathered:
     def _name(self, plan: TopicChange, create: Name) -> None:
         """Use a repeated name of a topic, of which only the number may have been known."""
         row = plan.row._replace(durability=create.durability)
-        if is_nameless(row.name) and row.name != create.name and self._is_newest(create):
+        is_nameless = row.name.startswith(_NAMELESS) and row.name != create.name
+        if is_nameless and self._is_newest(create):
             row = row._replace(name=create.name, epoch=create.epoch)
             plan.created = True
             self.tombstones.pop(create.name, None)

@@ -339,7 +339,6 @@ class JournalFile:
         self._header = header
         self._disk = disk
         self._fd = disk.open(path)
-        self._begun = False
 
     def fits(self, entries: Iterable[bytes]) -> bool:
         return self.position + frame_bytes(sum(map(len, entries))) <= self._header.size
@@ -347,16 +346,14 @@ class JournalFile:
     def write(self, sequence: int, synced: int, entries: Sequence[bytes], *, sync: bool) -> None:
         """Write one commit; with `sync`, the commit is on disk when this returns."""
         parts = encode_frame(self._header, self.position, sequence, synced, entries)
-        length = sum(map(len, parts))
-        position = self.position
-        if not self._begun:
+        position, end = self.position, self.position + sum(map(len, parts))
+        if position == FRAMES_POSITION:
             # The headers are written with the first commit: an unused file costs no write of its own.
             parts.insert(0, encode_headers(self._header))
             position = 0
-        # An error leaves the state unchanged: the same call writes the same bytes to the same place.
+        # An error leaves the position unchanged: the same call writes the same bytes to the same place.
         self._disk.write(self._fd, parts, position, synced=sync)
-        self._begun = True
-        self.position += length
+        self.position = end
 
     def close(self) -> None:
         self._disk.close(self._fd)

@@ -98,7 +98,6 @@ class Handles:
                 del self._unlisted[topic.name]
 
     def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        """Return existing topics in the order of their names' bytes."""
         # A destroyed topic that is still in the catalogue must not take the place of another one.
         listed = (
             row
@@ -206,7 +205,6 @@ class Cursors:
         after: tuple[str, str] = ("", ""),
         limit: int,
     ) -> list[Cursor]:
-        """Return the cursors of a topic, of a reader or all, ordered by the bytes of topic and reader."""
         if topic is not None and reader is not None:
             one = self.get(topic, reader)
             found: Iterable[Cursor] = [one] if one is not None else []
@@ -301,7 +299,6 @@ class Notes:
         return note if note is not None and note.value is not None else None
 
     def listed(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        """Return the notes whose keys have the prefix, in the order of their keys."""
         applied = (
             Note(*row[:3])
             for row in self._catalogue.notes(prefix, after)
@@ -311,7 +308,6 @@ class Notes:
         return list(islice(merge(given, applied, key=attrgetter("key")), max(0, limit)))
 
     def due(self, until_ms: int, limit: int) -> list[Note]:
-        """Return the notes due up to `until_ms`, the earliest first."""
         found = self._due_given(until_ms, limit) + self._due_applied(until_ms, limit)
         return sorted(found, key=attrgetter("due_ms", "key"))[: max(0, limit)]
 
