@@ -83,7 +83,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     number: int
     pieces_left: int = 0
-    """Number of further entries of the same commit that belong to this append."""
+    """Only read: number of further entries of the same commit that belong to an append with a number."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
 
