@@ -20,7 +20,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery.recovery import mark_clean, recover
-from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
+from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note
 from headrace.model import Position
 from headrace.payload import UPLOAD_CHECKS
 
@@ -131,7 +131,7 @@ class StepStore:
             self.layout,
             disk,
             self.runner,
-            self,
+            self.apply,
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
@@ -182,15 +182,6 @@ class StepStore:
                 return found
             at = chunk.next_offset
 
-    def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> StoredAppend:
-        """Append payloads with a producer's number, and commit them."""
-        answers: list[StoredAppend] = []
-        self.store.append_once(
-            self.store.topic(topic), _records(payloads), producer, number, answers.append
-        )
-        self.runner.run()
-        return answers[0]
-
     def stage(self, *blocks: tuple[str, Sequence[bytes]]) -> str:
         """Upload blocks, each a topic and its payloads; return the staged file's id."""
         body = b"".join(block(topic, payloads) for topic, payloads in blocks)
@@ -236,7 +227,7 @@ class StepStore:
 
     def rotate(self) -> None:
         """Continue in the next journal file; the old one is applied while `applying`."""
-        if self.store._ring.used and self.store._ring.has_free:
+        if self.store._ring.used and self.store._ring.free:
             self.store._close_file()
         self.runner.run()
 

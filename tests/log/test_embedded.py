@@ -106,7 +106,7 @@ def test_a_synced_commit_vouches_for_the_written_ones_before_it(open_store):
     assert not store.store._ring.unsynced()
     store.append("written/topic", b"only written")
     assert store.store._ring.unsynced()
-    store.store.sync_written(lambda: None)
+    store.store.sync_written()
     store.runner.run()
     assert not store.store._ring.unsynced()
     store.append("topic", b"last")
@@ -123,7 +123,7 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     store = open_store()
     store.append("written/topic", b"makes it")
     store.append("written/topic", b"one")
-    store.store.sync_written(lambda: None)
+    store.store.sync_written()
     append(store, "written/topic", b"two")
     # The sync starts before the commit but ends after it.
     steps = store.runner._steps
@@ -361,12 +361,11 @@ def test_a_start_that_was_trimmed_does_not_go_back_in_memory(open_store, tmp_pat
 
 
 def test_topics_in_memory_leave_nothing_on_disk(store):
-    before = store.store._sequence
+    before = store.store.last_sequence
     store.append("memory/topic", b"x")
-    store.append_once("memory/topic", "p", 1, b"y")
     store.trim("memory/topic", store.store.topic("memory/topic").end)
     store.destroy("memory/topic")
-    assert store.store._sequence == before
+    assert store.store.last_sequence == before
     assert frames(store) == []
 
 
@@ -416,21 +415,6 @@ def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):
     store.runner.run()
     assert heard == [1]
     assert store.payloads("t") == [b"a", b"b"]
-
-
-def test_a_fault_in_a_numbered_append_does_not_keep_a_commit_from_the_others(store):
-    answers = []
-
-    def faulty(stored):
-        raise RuntimeError("a connection that is gone")
-
-    topic = store.store.topic("t")
-    for number, done in ((1, faulty), (1, answers.append), (2, answers.append)):
-        store.store.append_once(topic, [pack_record(b"%d" % number)], "p", number, done)
-    store.runner.run()
-    assert [answer.duplicate for answer in answers] == [True, False]
-    assert [one.records for one in store.listener.appended] != []
-    assert store.payloads("t") == [b"1", b"2"]
 
 
 def test_a_topic_that_was_made_again_is_listed_while_its_first_life_is_applied(open_store):

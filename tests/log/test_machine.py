@@ -76,7 +76,6 @@ class Model:
     epoch: int = 0
     ms: int = 0
     exists: bool = False
-    numbers: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def append(self, payloads: list[bytes], ms: int) -> None:
         assert ms >= self.ms, "times never decrease"
@@ -138,28 +137,6 @@ class LogMachine(RuleBasedStateMachine):
             model.append(batches.pop(one.topic.name), one.ms)
         assert not batches
 
-    @rule(name=names, payloads=payloads, producer=st.sampled_from("pq"), step=st.integers(-2, 3))
-    def append_once(self, name: str, payloads: list[bytes], producer: str, step: int) -> None:
-        model = self.models[name]
-        known = model.numbers.setdefault(producer, {})
-        number = max(0, max(known, default=0) + step)
-        answers: list = []
-        records = [pack_record(payload) for payload in payloads]
-        store = self.store.store
-        store.append_once(store.topic(name), records, producer, number, answers.append)
-        self.store.runner.run()
-        self._unless_held_back(answers)
-        if known and number <= max(known):
-            assert answers[0].duplicate
-            assert answers[0].offset in (known.get(number), None)
-            if number in sorted(known)[-8:]:
-                assert answers[0].offset == known[number]
-        else:
-            assert not answers[0].duplicate
-            model.append(payloads, self.store.listener.appended[-1].ms)
-            known[number] = model.end[0]
-            assert answers[0].offset == model.end[0]
-
     @rule(name=names, share=st.floats(0, 1))
     def trim(self, name: str, share: float) -> None:
         model, topic = self.models[name], self.store.store.topic(name)
@@ -208,7 +185,7 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule()
     def sync_written(self) -> None:
-        self.store.store.sync_written(lambda: None)
+        self.store.store.sync_written()
         self.store.runner.run()
 
     @rule()
@@ -217,7 +194,7 @@ class LogMachine(RuleBasedStateMachine):
         now_ms = self.clock.ms
         expired = retention_module.find_expired(self.store.config, self.store.layout, now_ms)
         for name, _, places in expired:
-            position = trimming(places, (), self.store.store.topic(name).start).start
+            position, _ = trimming(places, (), self.store.store.topic(name).start)
             model = self.models[name]
             for record in model.records:
                 if record.offset < position.offset:

@@ -1,9 +1,8 @@
 """All changes that the log makes to files, in one place, so that tests can record them and make them fail.
 
-Knows no file formats. Only SQLite, which writes the catalogue, and the lock of a backup go
-around this file. Also here: reads of
-files on a disk that may fail. A read error is retried, and then costs no more than its page. Such a page is
-replaced by zeros, which do not match the checksum of the original content. Elsewhere: remembering such pages.
+Knows no file formats. Only SQLite, which writes the catalogue, and the lock of a backup go around this file.
+Also here: reads of files on a disk that may fail. A read error is retried, and then costs no more than its
+page. Such a page is replaced by zeros, which do not match the checksum of the original content.
 """
 
 import ctypes
@@ -82,14 +81,9 @@ class Disk:
         self, path: Path, parts: Sequence[bytes | memoryview], *, synced: bool = False
     ) -> None:
         """Create a file, or replace its content; with `synced`, the content is on disk afterwards."""
-        fd = self.open(path, create=True)
-        try:
+        with self.opened(path, create=True, sync=synced) as fd:
             self.cut(fd, 0)
             self.write(fd, parts, 0)
-            if synced:
-                self.sync(fd)
-        finally:
-            self.close(fd)
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
@@ -123,7 +117,6 @@ class Disk:
         os.replace(old, new)
 
     def link(self, old: Path, new: Path) -> None:
-        """Give a file a second name."""
         os.link(old, new)
 
     def unlink(self, path: Path) -> None:
@@ -135,10 +128,8 @@ class Disk:
 
 
 class LoadedBytes(NamedTuple):
-    """The bytes of a file."""
-
     data: memoryview
-    """Content of the file. Pages that the disk could not read are zeros."""
+    """Content of a file. Pages that the disk could not read are zeros."""
     unreadable: bool
     """True if the disk could not read some pages."""
 

@@ -10,14 +10,14 @@ segments now hold. Reads take records from the tail if they are there, and from 
                             │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
-Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
-reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
-(`log/recovery/`).
+Elsewhere: waiting commits, their entries, and tables of topics, cursors and notes (`log/commit/`), reads
+(`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store (`log/recovery/`).
 """
 
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from itertools import chain, islice
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,10 +27,10 @@ from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import Commit, CursorChange, Decision, Encoded, Encoder, Once
-from headrace.log.commit.journal import ApplierLink, JournalFile, Producer, Ring
+from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder
+from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
-from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
+from headrace.log.commit.tables import Cursors, Handles, Notes, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
@@ -43,7 +43,6 @@ from headrace.log.store import (
     Listener,
     Note,
     Runner,
-    StoredAppend,
     Topic,
 )
 from headrace.model import Durability, Position, check_reader_name
@@ -80,7 +79,7 @@ class EmbeddedStore(ReadSide):
         layout: Layout,
         disk: Disk,
         runner: Runner,
-        applier: ApplierLink,
+        apply: Callable[[ClosedFile], None],
         *,
         next_sequence: int,
         generation: int,
@@ -91,32 +90,30 @@ class EmbeddedStore(ReadSide):
     ) -> None:
         self._config = config
         self._runner = runner
-        self._applier = applier
+        self._apply = apply
         self._clocks = clocks
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
         self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id, clocks.elapsed_s)
-        self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # Several commits must fit into a file, whatever the settings say.
-        self._commit_bytes_max = min(
-            config.journal.commit_bytes_max, config.journal.file_bytes // 4
-        )
-        self._encoder = Encoder(
-            self._catalogue.meta().next_topic_id, generation, self._commit_bytes_max
-        )
+        size_max = config.journal.file_bytes // 4
+        commit_bytes_max = min(config.journal.commit_bytes_max, size_max)
+        self._encoder = Encoder(self._catalogue.meta().next_topic_id, generation, commit_bytes_max)
         # A commit with one long note may exceed the usual limit of a commit.
-        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(config.journal.file_bytes // 4))
-        self._notes = Notes(self._catalogue, self.note_bytes_max)
-        self._handles = Handles(self._catalogue, config.rule)
-        self._sequence = next_sequence - 1
-        self._synced = next_sequence - 1
-        self._applied = next_sequence - 1
-        self._gathering = Gathering(self._commit_bytes_max)
+        self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(size_max))
+        notes = self._notes = Notes(self._catalogue, self.note_bytes_max)
+        handles = self._handles = Handles(self._catalogue, config.rule)
+        # The tables answer these requests themselves.
+        self.topic, self.look, self.topics = handles.get, handles.look, handles.list
+        self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
+        self.cursors = self._cursors.list
+        self.last_sequence = self._synced = self._applied = next_sequence - 1
+        self._gathering = Gathering(commit_bytes_max)
         self._encoded: Encoded | None = None
-        self._writing: Commit | None = None
-        self._unwritten: _Write | None = None
-        """The write of the commit in `_writing`, if the disk had no room for it."""
+        self._writing: _Write | None = None
+        self._unwritten = False
+        """True if the disk had no room for `_writing`."""
         self.is_full = False
         """True after a commit found no room on the disk, until a commit is written."""
         self._begin_soon = False
@@ -135,33 +132,20 @@ class EmbeddedStore(ReadSide):
             self.staging,
             self,
             prefixes=tuple(upload_checks),
-            piece_bytes=min(
-                _PIECE_COMMITS * self._commit_bytes_max, config.journal.file_bytes // 4
-            ),
+            piece_bytes=min(_PIECE_COMMITS * commit_bytes_max, size_max),
         )
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
-
-    # Topics
-
-    def topic(self, name: str) -> Topic:
-        return self._handles.get(name)
-
-    def topics(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        return self._handles.list(prefix, after, limit)
-
-    def look(self, name: str) -> Topic:
-        return self._handles.look(name)
 
     def forget(self, topic: Topic) -> None:
         if not self._is_pending(topic):
             self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
-        encoded = self._encoded.commit if self._encoded is not None else None
-        waiting = (self._gathering, encoded, self._writing)
-        return any(one is not None and one.mentions(topic) for one in waiting)
+        writing = self._writing.encoded if self._writing is not None else None
+        commits = [one.commit for one in (self._encoded, writing) if one is not None]
+        return self._gathering.mentions(topic) or any(one.mentions(topic) for one in commits)
 
     # Appending
 
@@ -187,30 +171,7 @@ class EmbeddedStore(ReadSide):
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         self._next_commit().append(batches, done)
 
-    def append_once(
-        self,
-        topic: Topic,
-        records: list[bytes],
-        producer: str,
-        number: int,
-        done: Callable[[StoredAppend], None],
-    ) -> None:
-        if self._producers.is_waiting(topic, producer, number):
-            # The first attempt is pending: both are answered at the same time.
-            self._producers.wait(topic, producer, number, done)
-            return
-        known = self._producers.known(topic, producer, number)
-        if known is not None:
-            self._runner.soon(lambda: done(known))
-            return
-        self._next_commit().append_once(Once(topic, records, producer, number))
-        self._producers.wait(topic, producer, number, done)
-
     # Requests of batches
-
-    @property
-    def last_sequence(self) -> int:
-        return self._sequence
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
         self._next_commit().decide(decision, done)
@@ -218,6 +179,7 @@ class EmbeddedStore(ReadSide):
     def append_parts(
         self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
     ) -> None:
+        """Append blocks in order; record `end` after them unless an entry of theirs already does."""
         if not self._failure:
             topics = [(self._handles.get(part.block.topic), part) for part in parts]
             self._next_commit().append_parts(topics, end, done)
@@ -251,15 +213,6 @@ class EmbeddedStore(ReadSide):
         self._notes.put(notes)
         gathering.change(topic, list(records), notes, trim, destroy, done)
 
-    def note(self, key: bytes) -> Note | None:
-        return self._notes.get(key)
-
-    def notes(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        return self._notes.listed(prefix, after, limit)
-
-    def due_notes(self, until_ms: int, limit: int) -> list[Note]:
-        return self._notes.due(until_ms, limit)
-
     # Cursors
 
     def set_cursors(
@@ -269,25 +222,16 @@ class EmbeddedStore(ReadSide):
         for name, position in positions.items():
             check_position(self._handles.look(name), position)
         self._cursors.reserve(reader, positions)
-        self._change_cursors(
-            [CursorChange(name, reader, at) for name, at in positions.items()], done
-        )
+        self._change_cursors(reader, positions, done)
 
     def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
-        self._change_cursors([CursorChange(topic, reader, None) for topic in topics], done)
+        self._change_cursors(reader, dict.fromkeys(topics), done)
 
-    def cursors(
-        self,
-        topic: str | None = None,
-        reader: str | None = None,
-        *,
-        after: tuple[str, str] = ("", ""),
-        limit: int,
-    ) -> list[Cursor]:
-        return self._cursors.list(topic, reader, after, limit)
-
-    def _change_cursors(self, changes: list[CursorChange], done: Callable[[], None]) -> None:
-        assert len(changes) <= CURSORS_SET_MAX
+    def _change_cursors(
+        self, reader: str, positions: Mapping[str, Position | None], done: Callable[[], None]
+    ) -> None:
+        assert len(positions) <= CURSORS_SET_MAX
+        changes = [CursorChange(name, reader, at) for name, at in positions.items()]
         self._next_commit().change_cursors(changes, done)
 
     # Committing
@@ -316,13 +260,13 @@ class EmbeddedStore(ReadSide):
             if commit is None:
                 self._tell_idle()
                 return
-            encoded = self._encoder.encode(commit, self._clocks.now_ms(), self._sequence + 1)
+            encoded = self._encoder.encode(commit, self._clocks.now_ms(), self.last_sequence + 1)
         ring = self._ring
-        if ring.used and ring.current is not None and not ring.current.fits(encoded.body_bytes):
+        if ring.used and ring.current is not None and not ring.current.fits(encoded.entries):
             self._close_file()
-            encoded = self._encoder.name_in(encoded, self._sequence + 1)
+            self._encoder.name_in(encoded)
         self._encoded = encoded
-        if ring.current or ring.open_next(self._sequence + 1, self._applied):
+        if ring.current or ring.open_next(self.last_sequence + 1, self._applied):
             self._encoded = None
             self._write(encoded)
 
@@ -330,16 +274,16 @@ class EmbeddedStore(ReadSide):
         self._encoder.begin_file()
         closed = self._ring.close_current()
         self._applying[closed.path] = closed.last
-        self._applier.apply(closed)
+        self._apply(closed)
 
     def _write(self, encoded: Encoded) -> None:
-        self._writing = encoded.commit
-        self._sequence += 1
+        self.last_sequence += 1
         file = self._ring.current
         assert file is not None
         # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
-        self._attempt(_Write(encoded, file, self._sequence, self._synced, older))
+        self._writing = _Write(encoded, file, self.last_sequence, self._synced, older)
+        self._attempt(self._writing)
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
@@ -359,7 +303,9 @@ class EmbeddedStore(ReadSide):
                 # A copy-on-write file system needs room to overwrite. This commit was not acknowledged, and
                 # writing all its bytes again replaces whatever the attempt has left. This holds for writes
                 # only: after a failed fsync, earlier commits may be lost that would not be written again.
-                self._hold_back(write)
+                if not self.is_full:
+                    logger.warning("%s", DISK_FULL)
+                self.is_full = self._unwritten = True
                 return
             if error is not None:
                 self._fail(f"writing the journal failed: {error}")
@@ -373,27 +319,21 @@ class EmbeddedStore(ReadSide):
         # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
         self._runner.write(work, done)
 
-    def _hold_back(self, write: _Write) -> None:
-        if not self.is_full:
-            logger.warning("%s", DISK_FULL)
-        self.is_full = True
-        self._unwritten = write
-
     def write_again(self) -> None:
         """Retry the write of the commit that the disk had no room for, if there is one."""
-        write, self._unwritten = self._unwritten, None
-        if write is not None and not self._failure:
-            self._attempt(write)
+        if self._unwritten and self._writing is not None and not self._failure:
+            self._unwritten = False
+            self._attempt(self._writing)
 
     def _committed(self, encoded: Encoded) -> None:
         self._writing = None
         if self.is_full:
             self.is_full = False
             logger.warning("the disk has room again: publishes are accepted")
-        self._gathering.committed(encoded.commit)
-        self._ring.wrote(self._sequence, encoded.appended, synced=encoded.sync)
+        self._gathering.pending_bytes -= encoded.commit.size
+        self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
-        self._show(encoded, self._sequence)
+        self._show(encoded, self.last_sequence)
 
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
@@ -425,19 +365,12 @@ class EmbeddedStore(ReadSide):
             else:
                 self._cursors.drop(name, reader)
         if commit.notes:
-            self._notes.committed(commit.notes, sequence)
+            self._notes.committed([note for _, note in commit.notes], sequence)
         if encoded.appended or commit.trims or commit.destroyed:
             self.version += 1
             for changed in self._watchers:
                 changed()
-        answers = commit.waiters
-        for once, one in zip(
-            commit.onces, encoded.appended[-len(commit.onces) or None :], strict=False
-        ):
-            answers += self._producers.stored(
-                once.topic, once.producer, once.number, one.end, sequence
-            )
-        for answer in answers:
+        for answer in commit.waiters:
             try:
                 answer()
             except Exception:
@@ -476,13 +409,13 @@ class EmbeddedStore(ReadSide):
             return
         # While the applier is busy, the file keeps filling: the more records per file, the less each costs.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
-        if old and ring.has_free and not self._applying and self._encoded is None:
+        if old and ring.free and not self._applying and self._encoded is None:
             self._close_file()
 
-    def sync_written(self, done: Callable[[], None]) -> None:
+    def sync_written(self) -> None:
         """Sync the commits of `written` topics in the journal."""
         paths = self._ring.unsynced()
-        sequence = self._sequence if not self._writing else self._sequence - 1
+        sequence = self.last_sequence if not self._writing else self.last_sequence - 1
         current = self._ring.current.path if self._ring.current is not None else None
 
         def synced(result: object) -> None:
@@ -490,44 +423,39 @@ class EmbeddedStore(ReadSide):
                 self._fail(f"syncing the journal failed: {result}")
                 return
             self._synced = max(self._synced, sequence)
-            quiet = self._sequence == sequence and not self._writing
+            quiet = self.last_sequence == sequence and not self._writing
             # A file that was written to meanwhile has unsynced commits again.
             self._ring.synced([path for path in paths if quiet or path != current])
-            done()
 
         if paths:
             self._runner.background(lambda: self._ring.sync(paths), synced)
-        else:
-            self._runner.soon(done)
 
     def file_is_free(self, path: Path) -> None:
         """Take a journal file that the applier has prepared."""
-        self._ring.add_free(path)
+        self._ring.recycle(path)
         self._begin_later()
 
     def applied(self, path: Path) -> None:
         """Drop the tails' entries of a journal file that was applied: segments hold them now."""
         self._trouble = ""
-        self._drop_tails(path, iter(self._ring.touched(path).items()))
+        self._drop_tails(path, iter(self._ring.touched[path].items()))
 
     def _drop_tails(self, path: Path, ends: Iterator[tuple[Topic, int]]) -> None:
         """Drop a few tails and notes per step, so that ten thousand of them do not block the loop."""
-        for topic, end in islice(ends, _TAILS_DROPPED_AT_ONCE):
+        some = list(islice(ends, _TAILS_DROPPED_AT_ONCE))
+        for topic, end in some:
             topic.segments = None
             drop_tail(topic, end)
             self._handles.applied(topic)
-        rest = next(ends, None)
-        if rest is not None:
-            self._runner.soon(lambda: self._drop_tails(path, chain([rest], ends)))
+        sequence, is_last = self._applying[path], len(some) < _TAILS_DROPPED_AT_ONCE
+        if not is_last or self._notes.applied(sequence, _NOTES_DROPPED_AT_ONCE):
+            self._runner.soon(partial(self._drop_tails, path, ends))
             return
-        if self._notes.applied(self._applying[path], _NOTES_DROPPED_AT_ONCE):
-            self._runner.soon(lambda: self._drop_tails(path, ends))
-            return
-        self._applied = sequence = self._applying.pop(path)
-        self._producers.applied(sequence)
+        del self._applying[path]
+        self._applied = sequence
         self.batches.applied(sequence)
         self.files.close_deleted()
-        self._ring.free(path)
+        self._ring.recycle(path)
         self._begin_later()
 
     def applier_waits(self, reason: str) -> None:
@@ -541,7 +469,7 @@ class EmbeddedStore(ReadSide):
 
     def _tell_idle(self) -> None:
         if self._idle_waiters and not self.batches.is_busy:
-            if self._ring.used and self._ring.current is not None:
+            if self._ring.used:
                 self._close_file()
             elif not self._applying:
                 waiters, self._idle_waiters = self._idle_waiters, []

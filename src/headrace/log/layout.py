@@ -72,15 +72,11 @@ class Layout:
         """Create the directories that are missing."""
         try:
             disk.make_directory(self.root, 0o750)
-            disk.make_directory(self.journal)
-            disk.make_directory(self.segments)
-            if not self.staged.exists():
-                disk.make_directory(self.staged)
-                disk.sync_directory(self.root)
-            there = set(os.listdir(self.segments))
-            missing = {f"{number:02x}" for number in range(SEGMENT_DIRECTORIES)} - there
-            for name in missing:
-                disk.make_directory(self.segments / name)
+            shared = (self.segments / f"{number:02x}" for number in range(SEGMENT_DIRECTORIES))
+            wanted = (self.journal, self.staged, *shared)
+            missing = [path for path in wanted if not path.exists()]
+            for path in missing:
+                disk.make_directory(path)
             if missing:
                 disk.sync_directory(self.segments)
                 disk.sync_directory(self.root)

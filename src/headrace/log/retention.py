@@ -6,14 +6,18 @@ position.
 """
 
 import logging
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import partial
+from itertools import chain
+from math import inf
+from operator import attrgetter
 from typing import NamedTuple
 
 from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
-from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
@@ -39,39 +43,23 @@ class TrimPoint(NamedTuple):
     """True if the records before the position are deleted even if a reader still needs them."""
 
 
-class MissedRange(NamedTuple):
-    reader: str
-    records: int
-
-
-class Trimming(NamedTuple):
-    start: Position
-    """New start of the topic."""
-    missed: list[MissedRange]
-    """Readers that still needed deleted records, and how many records each misses."""
-
-
-def trimming(places: Iterable[TrimPoint], holds: Collection[Hold], start: Position) -> Trimming:
+def trimming(
+    places: Iterable[TrimPoint], holds: Collection[Hold], start: Position
+) -> tuple[Position, list[tuple[str, int]]]:
     """Return the furthest place that no reader holds back or that is overdue; else `start`, the old start.
 
-    Offsets never go backwards, so a hold from an earlier life of the topic holds all of the present one.
+    Also return the readers that still needed deleted records, and how many records each misses. Offsets never
+    go backwards, so a hold from an earlier life of the topic holds all of the present one.
     """
-    needed = min((hold.position.offset for hold in holds), default=None)
-    best = start
-    for position, overdue in places:
-        if (overdue or needed is None or position.offset <= needed) and (
-            position.offset > best.offset
-        ):
-            best = position
+    needed = min((hold.position.offset for hold in holds), default=INTEGER_MAX)
+    free = (position for position, overdue in places if overdue or position.offset <= needed)
+    best = max([start, *free], key=attrgetter("offset"))
     missed = [
-        MissedRange(
-            hold.reader,
-            Span.between(max(hold.position, start, key=lambda at: at.ordinal), best).records,
-        )
-        for hold in holds
-        if hold.position.offset < best.offset and best.offset > start.offset
+        (reader, Span.between(max(at, start, key=attrgetter("ordinal")), best).records)
+        for reader, at in holds
+        if at.offset < best.offset > start.offset
     ]
-    return Trimming(best, missed)
+    return best, missed
 
 
 class Expired(NamedTuple):
@@ -96,13 +84,10 @@ class RetentionSweep:
         """Topics whose trim is not committed yet: commits may be held back for a long time."""
 
     def reload(self, config: Config) -> None:
-        """Use new settings."""
         self._config = config
         # Checks are rare, but frequent enough that records hardly outlive a short retention window.
-        shortest_s = _shortest_age_s(config)
-        self._interval_s = config.retention.check_s
-        if shortest_s:
-            self._interval_s = min(self._interval_s, shortest_s * CHECK_SHARE)
+        shortest_s = _shortest_age_s(config) or inf
+        self._interval_s = min(config.retention.check_s, shortest_s * CHECK_SHARE)
 
     def tick(self, now_ms: int, elapsed_s: float) -> None:
         """Look for expired records when the next check is due.
@@ -111,21 +96,17 @@ class RetentionSweep:
         """
         if self._checked_s is None:
             self._checked_s = elapsed_s
-            return
-        if elapsed_s - self._checked_s < self._interval_s or self._running:
-            return
-        self._checked_s = elapsed_s
-        self._running = True
-        self._runner.background(
-            lambda: find_expired(self._config, self._layout, now_ms), self._found
-        )
+        elif elapsed_s - self._checked_s >= self._interval_s and not self._running:
+            self._checked_s = elapsed_s
+            self._running = True
+            work = partial(find_expired, self._config, self._layout, now_ms)
+            self._runner.background(work, self._found)
 
-    def _found(self, result: "list[Expired] | BaseException") -> None:
+    def _found(self, result: list[Expired] | BaseException) -> None:
         self._running = False
         if isinstance(result, BaseException):
             logger.error("retention: the catalogue could not be read: %s", result)
-            return
-        if result:
+        else:
             self._trim_some(result)
 
     def _trim_some(self, expired: list[Expired]) -> None:
@@ -164,7 +145,6 @@ class RetentionSweep:
 
 
 def _listed(names: list[str]) -> str:
-    """Return the names of the topics, up to `_NAMED_MAX`, and the number of the others."""
     shown = ", ".join(map(quoted, names[:_NAMED_MAX]))
     more = f" and {len(names) - _NAMED_MAX:,} more" if len(names) > _NAMED_MAX else ""
     return f"{len(names):,} {'topic' if len(names) == 1 else 'topics'}: {shown}{more}"
@@ -172,14 +152,14 @@ def _listed(names: list[str]) -> str:
 
 def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
     """Return the topics with expired records. Runs in a thread: reads the catalogue and changes nothing."""
-    catalogue = Catalogue.open_for_reading(layout.root)
-    try:
-        found: dict[tuple[str, int], list[TrimPoint]] = {}
-        for row, place in (*_too_old(config, catalogue, now_ms), *_too_much(config, catalogue)):
-            found.setdefault((row.name.decode(), row.epoch), []).append(place)
-        return [Expired(*topic, places) for topic, places in found.items()]
-    finally:
-        catalogue.close()
+    found: dict[tuple[str, int], list[TrimPoint]] = defaultdict(list)
+    with closing(Catalogue.open_for_reading(layout.root)) as catalogue:
+        for row, segment, overdue in chain(
+            _too_old(config, catalogue, now_ms), _too_much(config, catalogue)
+        ):
+            end = Position(row.epoch, segment.end, segment.end_ordinal)
+            found[row.name.decode(), row.epoch].append(TrimPoint(end, overdue))
+    return [Expired(*topic, places) for topic, places in found.items()]
 
 
 def _shortest_age_s(config: Config) -> float:
@@ -190,7 +170,8 @@ def _shortest_age_s(config: Config) -> float:
 
 def _too_old(
     config: Config, catalogue: Catalogue, now_ms: int
-) -> Iterator[tuple[TopicRow, TrimPoint]]:
+) -> Iterator[tuple[TopicRow, SegmentRow, bool]]:
+    """Yield segments whose records are too old; True for those that wait for readers no longer."""
     shortest_s = _shortest_age_s(config)
     if not shortest_s:
         return
@@ -204,10 +185,10 @@ def _too_old(
             continue
         age_ms = int(config.rule(row.name.decode()).retention_age_s * 1000)
         if age_ms and segment.last_ms < now_ms - age_ms:
-            yield row, _behind(row, segment, segment.last_ms < now_ms - age_ms - wait_ms)
+            yield row, segment, segment.last_ms < now_ms - age_ms - wait_ms
 
 
-def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, TrimPoint]]:
+def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, SegmentRow, bool]]:
     prefixes = [rule.prefix for rule in config.topics if rule.retention_bytes]
     if config.retention.bytes:
         prefixes = [""]
@@ -220,9 +201,5 @@ def _too_much(config: Config, catalogue: Catalogue) -> Iterator[tuple[TopicRow, 
             later = 0
             for segment in reversed(catalogue.segments(row.id)):
                 if later >= limit and segment.end > row.start_offset:
-                    yield row, _behind(row, segment, later >= limit + config.retention.wait_bytes)
+                    yield row, segment, later >= limit + config.retention.wait_bytes
                 later += segment.end - segment.base
-
-
-def _behind(row: TopicRow, segment: SegmentRow, overdue: bool) -> TrimPoint:
-    return TrimPoint(Position(row.epoch, segment.end, segment.end_ordinal), overdue)

@@ -116,14 +116,6 @@ class Appended(NamedTuple):
     """The same records as journal entries."""
 
 
-class StoredAppend(NamedTuple):
-    """The answer to an idempotent append."""
-
-    offset: int | None
-    """Offset just past the last record; None for a duplicate whose offset is no longer known."""
-    duplicate: bool
-
-
 class Cursor(NamedTuple):
     """The durable position of a reader in a topic, at which the reader continues."""
 
@@ -198,8 +190,6 @@ class BatchPart(NamedTuple):
 
 
 class BatchAnswer(NamedTuple):
-    """The answer to the request to append a batch."""
-
     duplicate: bool
     records: int
     """Number of appended records: 0 for a duplicate."""
@@ -212,8 +202,6 @@ class BatchRefusedError(HeadraceError):
 
 
 class Chunk(NamedTuple):
-    """Result of a read."""
-
     runs: list[Run]
     next_offset: int
     """Offset for the next read. It is past the last run's end if records after that run are damaged."""
@@ -235,9 +223,7 @@ class TopicOwner(Protocol):
     """The component that stores the records of all topics under one prefix."""
 
     def check(
-        self,
-        blocks: Callable[[], Iterator[Block]],
-        done: Callable[[BaseException | None], None],
+        self, blocks: Callable[[], Iterator[Block]], done: Callable[[BaseException | None], None]
     ) -> None:
         """Call `done` with None if the owner would store all records of a batch that is not decided yet.
 
@@ -313,16 +299,6 @@ class Store(Protocol):
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         """Append whole records; call `done` when all are as durable as their topics require."""
-
-    def append_once(
-        self,
-        topic: Topic,
-        records: list[bytes],
-        producer: str,
-        number: int,
-        done: Callable[[StoredAppend], None],
-    ) -> None:
-        """Append unless this number of the producer, or a later one, was stored before."""
 
     def reader(self, topic: Topic) -> Reader: ...
 

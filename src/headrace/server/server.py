@@ -156,7 +156,7 @@ class Server:
             layout,
             disk,
             self._runner,
-            self._applier,
+            self._applier.apply,
             next_sequence=recovered.next_sequence,
             generation=recovered.generation,
             boot_id=boot_id,
@@ -368,7 +368,7 @@ class Server:
                 self._retention.tick(self._clock.now_ms(), now_s)
                 if now_s - synced_s >= self._config.journal.fsync_s:
                     synced_s = now_s
-                    self._store.sync_written(lambda: None)
+                    self._store.sync_written()
         except Exception as error:
             self._fail(f"internal error in the periodic work: {described(error)}")
 

@@ -331,7 +331,7 @@ def test_what_a_crash_of_the_machine_takes_from_a_written_log_is_stored_again(
     with disk.record_catalogue():
         bench = Bench(tmp_path / "data", disk=disk)
         bench.steps.append("$logux/written", event(0, "x", 0))
-        bench.steps.store.sync_written(lambda: None)
+        bench.steps.store.sync_written()
         bench.run()
         blocks = [("$logux/written", [event(n, "x", 0, size=3000)]) for n in range(1, 20)]
         assert bench.steps.batch("p", 0, bench.steps.stage(*blocks)).records == 19

@@ -125,7 +125,7 @@ def test_a_commit_with_notes_is_synced_as_its_topic_asks(open_store):
     ask(store, "written/w", noted={b"fourth": b"written"})
     ask(store, "topic", noted={b"fifth": b"synced"})
     store.runner.run()
-    assert store.store._synced == store.store._sequence == 7
+    assert store.store._synced == store.store.last_sequence == 7
 
 
 def test_topics_in_memory_have_no_changes(store):

@@ -30,14 +30,7 @@ from headrace.log.commit import journal
 from headrace.log.commit.journal import ClosedFile, Name, StagedFiles
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
-from headrace.log.read.index import (
-    EntryRun,
-    Header,
-    encode_header,
-    encode_row,
-    join_runs,
-    row_position,
-)
+from headrace.log.read import index
 from headrace.log.recovery.frames import Frame, Problem, quarantine, read_frames
 
 SYNC_EACH_MAX = 64
@@ -83,11 +76,7 @@ _unpack = msgspec.msgpack.Decoder(_Known).decode
 
 class Applier:
     def __init__(
-        self,
-        disk: Disk,
-        layout: Layout,
-        catalogue: Catalogue,
-        rule: Callable[[str], TopicRule],
+        self, disk: Disk, layout: Layout, catalogue: Catalogue, rule: Callable[[str], TopicRule]
     ) -> None:
         self._disk = disk
         self._layout = layout
@@ -98,8 +87,7 @@ class Applier:
 
     def prepare(self, path: Path, size: int) -> None:
         """Create a journal file; the catalogue names the file before it is put to use."""
-        old = self._catalogue.meta().journal_files.get(path.name)
-        if old is not None and size < old:
+        if size < self._catalogue.meta().journal_files.get(path.name, 0):
             self._name_journal_file(path, size)  # or the shorter file would seem to be truncated
         journal.prepare_file(self._disk, path, size)
         self._name_journal_file(path, size)
@@ -140,12 +128,11 @@ class Applier:
         `applied` is the last commit that the entries belong to. `names` holds the names of topics whose
         create entry may be lost.
         """
-        meta = self._catalogue.meta()
         gathered = Gathered(self._catalogue, self._topic_row, names)
         for entry in entries:
             gathered.add(entry)
         self._write(gathered.plans.values())
-        dropped = self._record(gathered, meta, applied)
+        dropped = self._record(gathered, applied)
         self._remember(gathered.plans.values())
         for path in dropped:
             self._disk.unlink(path)
@@ -205,7 +192,7 @@ class Applier:
                     self._known.clear()
                 self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
-    def _layout_runs(self, plan: TopicChange, pieces: list[EntryRun]) -> list[_Writes]:
+    def _layout_runs(self, plan: TopicChange, pieces: list[index.EntryRun]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -215,8 +202,7 @@ class Applier:
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
         writes: list[_Writes] = []
-        one: _Writes | None = None
-        for row, parts in join_runs(pieces):
+        for row, parts in index.join_runs(pieces):
             # A gap starts a new segment: without an index, bytes that have no row could be taken for records.
             new = (
                 current is None
@@ -228,12 +214,11 @@ class Applier:
                 current = SegmentRow(
                     plan.row.id, row.offset, row.offset, 0, row.ordinal, row.ordinal, row.ms, row.ms
                 )
-                one = None
-            if one is None:
-                one = _Writes(current, new, current.end - current.base, current.rows)
-                writes.append(one)
+            if new or not writes:
+                writes.append(_Writes(current, new, current.end - current.base, current.rows))
+            one = writes[-1]
             one.parts += parts
-            one.rows.append(encode_row(row))
+            one.rows.append(index.encode_row(row))
             current = one.segment = current._replace(
                 end=row.end,
                 rows=current.rows + 1,
@@ -244,46 +229,42 @@ class Applier:
         return writes
 
     def _write_segment(self, topic: TopicRow, one: _Writes, *, sync: bool) -> None:
-        path = self._path(one.segment)
-        with self._disk.opened(path, create=one.new, sync=sync) as file:
-            self._disk.cut(file, one.cut_to)
-            self._disk.write(file, one.parts, one.cut_to)
-        with self._disk.opened(path.with_suffix(".idx"), create=one.new, sync=sync) as file:
-            if one.new:
-                header = Header(
-                    topic.id,
-                    topic.epoch,
-                    one.segment.base,
-                    one.segment.first_ordinal,
-                    topic.name.decode(),
-                )
-                self._disk.cut(file, 0)
-                self._disk.write(file, [encode_header(header), *one.rows], 0)
-            else:
-                self._disk.cut(file, row_position(one.rows_before))
-                self._disk.write(file, one.rows, row_position(one.rows_before))
+        path, segment = self._path(one.segment), one.segment
+        rows, rows_at = one.rows, index.row_position(one.rows_before)
+        if one.new:
+            name = topic.name.decode()
+            header = index.Header(topic.id, topic.epoch, segment.base, segment.first_ordinal, name)
+            rows, rows_at = [index.encode_header(header), *rows], 0
+        for file, parts, at in (
+            (path, one.parts, one.cut_to),
+            (path.with_suffix(".idx"), rows, rows_at),
+        ):
+            with self._disk.opened(file, create=one.new, sync=sync) as fd:
+                self._disk.cut(fd, at)
+                self._disk.write(fd, parts, at)
 
-    def _record(self, gathered: Gathered, meta: DirectoryMeta, applied: int) -> list[Path]:
+    def _record(self, gathered: Gathered, applied: int) -> list[Path]:
         """Do step 4; return the files that the catalogue no longer names."""
         catalogue = self._catalogue
+        meta = catalogue.meta()
+        plans = gathered.plans.values()
         dropped: list[Path] = []
         with catalogue.transaction():
-            catalogue.put([row for plan in gathered.plans.values() for row in plan.changed])
-            for plan in gathered.plans.values():
+            catalogue.put([row for plan in plans for row in plan.changed])
+            for plan in plans:
                 if plan.destroyed:
                     for segment in catalogue.segments(plan.row.id):
                         dropped += self._paths(segment)
                     catalogue.drop_topic(plan.row.id)
-                    continue
-                if plan.trimmed:
+                elif plan.trimmed:
                     for segment in catalogue.segments(plan.row.id):
                         if segment.end <= plan.row.start_offset:
                             catalogue.drop_segment(plan.row.id, segment.base)
                             dropped += self._paths(segment)
-            live = [plan.final_row() for plan in gathered.plans.values() if not plan.destroyed]
-            catalogue.put(live)
-            for plan in gathered.plans.values():
-                if plan.created and not plan.destroyed:
+            live = [plan for plan in plans if not plan.destroyed]
+            catalogue.put([plan.final_row() for plan in live])
+            for plan in live:
+                if plan.created:
                     catalogue.drop_tombstone(plan.row.name)
             catalogue.put(gathered.tombstones.values())
             catalogue.put([row for row in gathered.cursors.values() if row is not None])
@@ -298,17 +279,15 @@ class Applier:
             if gathered.tombstones:
                 meta = self._fold_tombstones(meta)
             next_id = max([meta.next_topic_id, *(topic_id + 1 for topic_id in gathered.plans)])
+            applied = max(applied, meta.applied)
             catalogue.put_meta(
-                msgspec.structs.replace(
-                    meta, applied=max(applied, meta.applied), next_topic_id=next_id
-                )
+                msgspec.structs.replace(meta, applied=applied, next_topic_id=next_id)
             )
         return dropped
 
     def _fold_tombstones(self, meta: DirectoryMeta) -> DirectoryMeta:
         """Forget the oldest tombstones, and raise the floor above each of them."""
-        tombstones = list(self._catalogue.tombstones())
-        for row in tombstones[: max(0, len(tombstones) - TOMBSTONES_MAX)]:
+        for row in list(self._catalogue.tombstones())[:-TOMBSTONES_MAX]:
             self._catalogue.drop_tombstone(row.name)
             meta = msgspec.structs.replace(
                 meta,

@@ -22,18 +22,7 @@ from headrace.log.catalogue.rows import (
     TopicRow,
 )
 from headrace.log.commit import journal
-from headrace.log.commit.journal import (
-    RECENT_MAX,
-    CreateEntry,
-    CursorEntry,
-    Destroy,
-    Name,
-    Names,
-    NoteEntry,
-    Producer,
-    Recent,
-    StagedFiles,
-)
+from headrace.log.commit.journal import RECENT_MAX, Name, Producer
 from headrace.log.read.index import EntryRun
 from headrace.log.store import Progress
 from headrace.model import Durability, present_name
@@ -46,19 +35,10 @@ def names_in(entry: journal.Entry) -> list[Name]:
     """Return the names and positions in an entry that creates a topic or repeats topic names."""
     kind = journal.PRESENT_KINDS.get(entry.kind, entry.kind)
     if kind == journal.CREATE:
-        made = msgspec.msgpack.decode(entry.extra, type=CreateEntry)
-        found = [
-            Name(
-                topic_id=entry.topic_id,
-                name=made.name,
-                epoch=made.epoch,
-                durability=made.durability,
-                offset=entry.offset,
-                ordinal=entry.ordinal,
-            )
-        ]
+        made = msgspec.msgpack.decode(entry.extra, type=journal.CreateEntry)
+        found = [Name.of(entry.topic_id, made, entry.offset, entry.ordinal)]
     elif kind == journal.NAMES:
-        found = msgspec.msgpack.decode(entry.data, type=Names)
+        found = msgspec.msgpack.decode(entry.data, type=journal.Names)
     else:
         return []
     if kind != entry.kind:
@@ -67,17 +47,12 @@ def names_in(entry: journal.Entry) -> list[Name]:
 
 
 _NAMING = (journal.CREATE, journal.NAMES, journal.OLD_CREATE, journal.OLD_NAMES)
-_CURSORS = (journal.CURSOR, journal.OLD_CURSOR)
 _NAMELESS = b"$lost/"
 
 
 def nameless(topic_id: int) -> bytes:
     """Return the name for a topic of which only the number is known."""
     return b"%s%x" % (_NAMELESS, topic_id)
-
-
-def is_nameless(name: bytes) -> bool:
-    return name.startswith(_NAMELESS)
 
 
 @dataclass(slots=True)
@@ -155,15 +130,12 @@ class Gathered:
             self._trim(entry)
         elif entry.kind == journal.DESTROY:
             self._destroy(entry)
-        elif entry.kind in _CURSORS:
-            cursor = msgspec.msgpack.decode(entry.extra, type=CursorEntry)
+        elif entry.kind in (journal.CURSOR, journal.OLD_CURSOR):
+            cursor = msgspec.msgpack.decode(entry.extra, type=journal.CursorEntry)
             is_old = entry.kind == journal.OLD_CURSOR
             key = (present_name(cursor.topic) if is_old else cursor.topic, cursor.reader)
-            self.cursors[key] = (
-                CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
-                if not cursor.dropped
-                else None
-            )
+            row = CursorRow(*key, cursor.epoch, entry.offset, entry.ordinal, entry.ms)
+            self.cursors[key] = row if not cursor.dropped else None
         elif entry.kind == journal.DECIDE:
             self._decide(entry)
         elif entry.kind == journal.ADVANCE:
@@ -188,24 +160,20 @@ class Gathered:
         if not self._is_newest(create):
             self._over.add(create.topic_id)
             return
-        row = TopicRow(
-            create.topic_id,
-            create.name,
-            create.epoch,
-            create.durability,
-            create.offset,
-            create.ordinal,
-            create.offset,
-            create.ordinal,
-            ms,
-        )
-        self.plans[create.topic_id] = TopicChange.of(row, created=True)
+        self._begin(create, ms)
         self.tombstones.pop(create.name, None)
+
+    def _begin(self, create: Name, ms: int) -> TopicChange:
+        at = (create.offset, create.ordinal)
+        row = TopicRow(create.topic_id, create.name, create.epoch, create.durability, *at, *at, ms)
+        plan = self.plans[create.topic_id] = TopicChange.of(row, created=True)
+        return plan
 
     def _name(self, plan: TopicChange, create: Name) -> None:
         """Use a repeated name of a topic, of which only the number may have been known."""
         row = plan.row._replace(durability=create.durability)
-        if is_nameless(row.name) and row.name != create.name and self._is_newest(create):
+        is_nameless = row.name.startswith(_NAMELESS) and row.name != create.name
+        if is_nameless and self._is_newest(create):
             row = row._replace(name=create.name, epoch=create.epoch)
             plan.created = True
             self.tombstones.pop(create.name, None)
@@ -237,9 +205,8 @@ class Gathered:
         while name in taken or self._catalogue.topic(name) is not None:
             name += b"+"
         durability = Durability.SYNCED.value.encode()
-        at = (entry.offset, entry.ordinal)
-        row = TopicRow(entry.topic_id, name, entry.ms, durability, *at, *at, entry.ms)
-        plan = self.plans[entry.topic_id] = TopicChange.of(row, created=True)
+        made = Name(entry.topic_id, name, entry.ms, durability, entry.offset, entry.ordinal)
+        plan = self._begin(made, entry.ms)
         self._nameless[entry.topic_id] = (
             f"topic number {entry.topic_id}: its name is lost, its records are kept in "
             f"{quoted(name.decode())}: {_DAMAGED}"
@@ -282,8 +249,12 @@ class Gathered:
 
     def _produced(self, plan: TopicChange | None, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        if producer.progress is not None:
-            self._advance(producer.name, producer.number, producer.progress)
+        progress, key = producer.progress, (producer.name, producer.number)
+        if progress is not None:
+            # Progress counts even if the records are dropped because their topic was destroyed.
+            row = self.batches.get(key) or self._catalogue.batch(*key)
+            if row is not None and progress > Progress(row.file, row.position):
+                self.batches[key] = row._replace(file=progress.file, position=progress.position)
         elif plan is not None and not plan.destroyed and not producer.pieces_left:
             self._number((plan.row.name, producer.name), producer.number, entry)
 
@@ -292,27 +263,18 @@ class Gathered:
         known = self.producers.get(key) or self._catalogue.producer(*key)
         if known is not None and number <= known.last:
             return False
-        recent = msgspec.msgpack.decode(known.recent, type=Recent) if known else []
+        recent = msgspec.msgpack.decode(known.recent, type=journal.Recent) if known else []
         recent = [*recent, (number, entry.end)][-RECENT_MAX:]
         self.producers[key] = ProducerRow(*key, number, msgspec.msgpack.encode(recent), entry.ms)
         return True
 
     def _decide(self, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
-        entry = entry._replace(data=bytes(entry.data))
-        if not self._number((BATCHES_NAME, producer.name), producer.number, entry):
-            return
-        files = len(msgspec.msgpack.decode(entry.data, type=StagedFiles))
-        key = (producer.name, producer.number)
-        self.batches[key] = BatchRow(*key, bytes(entry.data), files, 0, 0, entry.ms)
-
-    def _advance(self, producer: bytes, number: int, progress: Progress) -> None:
-        """Record a batch's progress, even if the records are dropped because their topic was destroyed."""
-        row = self.batches.get((producer, number)) or self._catalogue.batch(producer, number)
-        if row is not None and progress > Progress(row.file, row.position):
-            self.batches[producer, number] = row._replace(
-                file=progress.file, position=progress.position
-            )
+        if self._number((BATCHES_NAME, producer.name), producer.number, entry):
+            staged = bytes(entry.data)
+            files = len(msgspec.msgpack.decode(staged, type=journal.StagedFiles))
+            key = (producer.name, producer.number)
+            self.batches[key] = BatchRow(*key, staged, files, 0, 0, entry.ms)
 
     def _lost_decision(self, entry: journal.Entry) -> None:
         producer = msgspec.msgpack.decode(entry.extra, type=Producer)
@@ -325,16 +287,14 @@ class Gathered:
             )
 
     def _note(self, entry: journal.Entry) -> None:
-        key, due_ms, dropped = msgspec.structs.astuple(
-            msgspec.msgpack.decode(entry.extra, type=NoteEntry)
-        )
+        note = msgspec.msgpack.decode(entry.extra, type=journal.NoteEntry)
         if entry.kind == journal.LOST_NOTE:
             # The value before it is valid again.
-            name = quoted(key.decode(errors="replace"))
+            name = quoted(note.key.decode(errors="replace"))
             self._losses.append(f"note {name}: its last value is lost: {_DAMAGED}")
         else:
-            row = NoteRow(key, bytes(entry.data), due_ms, entry.ms)
-            self.notes[key] = row if not dropped else None
+            row = NoteRow(note.key, bytes(entry.data), note.due_ms, entry.ms)
+            self.notes[note.key] = row if not note.dropped else None
 
     def _trim(self, entry: journal.Entry) -> None:
         plan = self._plan(entry.topic_id)
@@ -352,7 +312,7 @@ class Gathered:
         plan.destroyed = True
         if self._nameless.pop(plan.row.id, None):
             return
-        destroy = msgspec.msgpack.decode(entry.extra, type=Destroy)
+        destroy = msgspec.msgpack.decode(entry.extra, type=journal.Destroy)
         # The clock may have gone back since the last record. The next life continues the topic's times.
         self.tombstones[plan.row.name] = TombstoneRow(
             plan.row.name, destroy.epoch, entry.offset, entry.ordinal, max(entry.ms, plan.last_ms)

@@ -1,7 +1,7 @@
 """The applier as a process of its own: the server's end of the socket, the orders and answers, and the child.
 
 The applier is a process because many small file calls in a thread would compete with the event loop for the
-interpreter lock. The two exchange MessagePack frames over a socket pair: the server names closed journal
+interpreter lock. The two exchange lines of JSON over a socket pair: the server names closed journal
 files, and the applier answers when they are applied. The applier shares the server's lock on the data
 directory and ends with the server.
 """
@@ -15,15 +15,13 @@ import pickle
 import signal
 import socket
 import sqlite3
-import struct
 import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 
@@ -47,10 +45,7 @@ STARTED_AGAIN = (
 
 _END_TIMEOUT_S = 5.0
 _RETRY_S = 1.0
-_LENGTH = struct.Struct(">I")
 _PR_SET_PDEATHSIG = 1
-
-T = TypeVar("T")
 
 
 class Apply(msgspec.Struct, tag="apply"):
@@ -63,13 +58,10 @@ class Prepare(msgspec.Struct, tag="prepare"):
     path: str
 
 
-class Applied(msgspec.Struct, tag="applied"):
-    path: str
+class Done(msgspec.Struct, tag="done"):
+    """The oldest unanswered order is carried out."""
+
     reports: list[str]
-
-
-class Prepared(msgspec.Struct, tag="prepared"):
-    path: str
 
 
 class ChildWaiting(msgspec.Struct, tag="waiting"):
@@ -83,7 +75,7 @@ class Failed(msgspec.Struct, tag="failed"):
 
 
 Order = Apply | Prepare
-Answer = Applied | Prepared | ChildWaiting | Failed
+Answer = Done | ChildWaiting | Failed
 
 
 class ApplierProcess:
@@ -102,10 +94,8 @@ class ApplierProcess:
         import asyncio  # not at the top: the child runs this file too, and is smaller without asyncio
 
         self._config, self._lock = config, lock
-        self._on_applied = applied
-        self._on_prepared = prepared
-        self._on_waiting = waiting
-        self._on_failed = failed
+        self._on_applied, self._on_prepared = applied, prepared
+        self._on_waiting, self._on_failed = waiting, failed
         self._unanswered: deque[Order] = deque()
         self._to_prepare: deque[Path] = deque()
         """Journal files to prepare. The child is working on the first one."""
@@ -130,7 +120,7 @@ class ApplierProcess:
         )
         theirs.close()
         with contextlib.suppress(ConnectionError):  # a child that is already dead is noticed below
-            _send_bytes(self._socket, pickle.dumps((self._config, os.getpid())))
+            self._socket.sendall(pickle.dumps((self._config, os.getpid())))
         self._socket.setblocking(False)
         self._loop.add_reader(self._socket.fileno(), self._readable)
 
@@ -172,7 +162,7 @@ class ApplierProcess:
         # If the child has ended, the loop reads its last answers, and then its end.
         with contextlib.suppress(ConnectionError):
             # Orders are few and tiny: at most one per journal file, far less than a socket's buffer holds.
-            _send_bytes(self._socket, msgspec.msgpack.encode(order))
+            _send(self._socket, order)
 
     def _readable(self) -> None:
         try:
@@ -185,14 +175,9 @@ class ApplierProcess:
             self._loop.remove_reader(self._socket.fileno())
             self._ended()
             return
-        self._buffer += data
-        while len(self._buffer) >= _LENGTH.size:
-            stop = _LENGTH.size + _LENGTH.unpack_from(self._buffer)[0]
-            if len(self._buffer) < stop:
-                return
-            answer = msgspec.msgpack.decode(self._buffer[_LENGTH.size : stop], type=Answer)
-            self._buffer = self._buffer[stop:]
-            self._handle(answer)
+        *answers, self._buffer = (self._buffer + data).split(b"\n")
+        for answer in answers:
+            self._handle(msgspec.json.decode(answer, type=Answer))
 
     def _ended(self) -> None:
         """Handle the end of a child that was not told to end: start another one, or report it once."""
@@ -226,13 +211,13 @@ class ApplierProcess:
 
     def _handle(self, answer: Answer) -> None:
         trouble, self._trouble = self._trouble, ""
-        if isinstance(answer, Applied | Prepared):
-            self._unanswered.popleft()
-        if isinstance(answer, Applied):
+        if isinstance(answer, Done):
+            order = self._unanswered.popleft()
             for report in answer.reports:
                 logger.error("%s", report)
-            self._on_applied(Path(answer.path))
-        elif isinstance(answer, Prepared):
+            if isinstance(order, Apply):
+                self._on_applied(Path(order.path))
+                return
             self._on_prepared(self._to_prepare.popleft())
             if self._to_prepare:
                 self._send(Prepare(str(self._to_prepare[0])))
@@ -250,47 +235,43 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
-    config, parent = pickle.loads(_receive_bytes(line))
+    orders = line.makefile("rb")
+    config, parent = pickle.load(orders)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
     try:
-        _serve(config, line)
+        _serve(config, line, orders)
     except (EOFError, ConnectionError):
         pass  # the server closed the socket
-    except StoreFailedError as error:
-        _say_failed(line, str(error))
-        sys.exit(1)
     except Exception as error:
-        _say_failed(line, described(error))
+        is_known = isinstance(error, StoreFailedError)
+        reason = str(error) if is_known else described(error)
+        with contextlib.suppress(ConnectionError):
+            _send(line, Failed(f"the applier failed: {reason}"))
+        if is_known:
+            sys.exit(1)
         raise
 
 
-def _say_failed(line: socket.socket, reason: str) -> None:
-    with contextlib.suppress(ConnectionError):
-        _answer(line, Failed(f"the applier failed: {reason}"))
-
-
-def _serve(config: Config, line: socket.socket) -> None:
+def _serve(config: Config, line: socket.socket, orders: Iterable[bytes]) -> None:
     # Entries are many and hold no cycles: the garbage collector would take a sixth of the time.
     gc.disable()
     libc = ctypes.CDLL(None)
     disk = Disk()
     layout = Layout(config.data_dir)
-    catalogue = Catalogue.open(layout.root)
-    applier = Applier(disk, layout, catalogue, config.rule)
     backed_up_s = time.monotonic()
-    try:
-        while True:
-            order = msgspec.msgpack.decode(_receive_bytes(line), type=Order)
+    with contextlib.closing(Catalogue.open(layout.root)) as catalogue:
+        applier = Applier(disk, layout, catalogue, config.rule)
+        for text in orders:
+            order = msgspec.json.decode(text, type=Order)
             path = Path(order.path)
+            work: Callable[[], list[str] | None]
             if isinstance(order, Prepare):
-                _retried(line, partial(applier.prepare, path, config.journal.file_bytes))
-                _answer(line, Prepared(order.path))
+                work = partial(applier.prepare, path, config.journal.file_bytes)
             else:
-                closed = ClosedFile(path, order.until, order.last)
-                reports = _retried(line, partial(applier.apply_file, closed))
-                _answer(line, Applied(order.path, reports))
+                work = partial(applier.apply_file, ClosedFile(path, order.until, order.last))
+            _send(line, Done(_retried(line, work) or []))
             # The entries of a file take much memory: give it back, because topics may stay idle now.
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
@@ -298,11 +279,9 @@ def _serve(config: Config, line: socket.socket) -> None:
                 with contextlib.suppress(OSError, sqlite3.Error, DataDirectoryError):
                     catalogue.keep_backup(disk)
                 backed_up_s = time.monotonic()
-    finally:
-        catalogue.close()
 
 
-def _retried(line: socket.socket, work: Callable[[], T]) -> T:
+def _retried(line: socket.socket, work: Callable[[], list[str] | None]) -> list[str] | None:
     """Run `work`. While the disk is full or fails, report that, wait and retry.
 
     A retry loses nothing: the journal is unchanged, and half-written data is truncated first.
@@ -311,7 +290,7 @@ def _retried(line: socket.socket, work: Callable[[], T]) -> T:
         try:
             return work()
         except (OSError, sqlite3.OperationalError) as error:
-            _answer(line, ChildWaiting(_trouble(error)))
+            _send(line, ChildWaiting(_trouble(error)))
             line.settimeout(_RETRY_S)
             try:
                 if not line.recv(1, socket.MSG_PEEK):
@@ -329,27 +308,8 @@ def _trouble(error: Exception) -> str:
     return f"segments cannot be written: {error}; publishes are held back until writing works again"
 
 
-def _answer(line: socket.socket, answer: Answer) -> None:
-    _send_bytes(line, msgspec.msgpack.encode(answer))
-
-
-def _send_bytes(line: socket.socket, data: bytes) -> None:
-    line.sendall(_LENGTH.pack(len(data)) + data)
-
-
-def _receive_bytes(line: socket.socket) -> bytes:
-    (length,) = _LENGTH.unpack(_receive_exactly(line, _LENGTH.size))
-    return _receive_exactly(line, length)
-
-
-def _receive_exactly(line: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = line.recv(count - len(data))
-        if not more:
-            raise EOFError
-        data += more
-    return data
+def _send(line: socket.socket, message: Order | Answer) -> None:
+    line.sendall(msgspec.json.encode(message) + b"\n")
 
 
 if __name__ == "__main__":

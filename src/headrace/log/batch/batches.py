@@ -24,7 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -47,24 +47,11 @@ from headrace.log.store import (
 )
 from headrace.printing import quoted
 
+if TYPE_CHECKING:
+    from headrace.log.embedded import EmbeddedStore
+
 Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None if the store stops before the answer: the caller must repeat the request later."""
-
-
-class Appender(Protocol):
-    """The part of the store that adds decisions and blocks to commits."""
-
-    @property
-    def last_sequence(self) -> int:
-        """Number of the last commit."""
-
-    def decide(self, decision: Decision, done: Callable[[], None]) -> None: ...
-
-    def append_parts(
-        self, parts: list[BatchPart], end: Producer | None, done: Callable[[], None]
-    ) -> None:
-        """Append blocks in order; record `end` after them unless an entry of theirs already does."""
-
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +61,7 @@ _PIECES_MAX = 2
 
 class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
+        self.decision = decision
         self.producer, self.number, self.files = decision
         self.prefixes: frozenset[str] | None = None
         """Prefixes of the owners of its topics; None until they are known."""
@@ -96,10 +84,6 @@ class _Batch:
     @property
     def is_read(self) -> bool:
         return self.progress.file == len(self.files)
-
-    def is_of(self, staged: Sequence[str]) -> bool:
-        """True if all files of the batch are among `staged`; the batch does not list its empty files."""
-        return {file.id.hex() for file in self.files} <= set(staged)
 
     def take_waiters(self) -> list[Answer]:
         """Return and clear the callbacks, so that each is called once."""
@@ -133,7 +117,7 @@ class Batches:
         layout: Layout,
         runner: Runner,
         staging: Staging,
-        appender: Appender,
+        store: "EmbeddedStore",
         *,
         prefixes: Sequence[str],
         piece_bytes: int,
@@ -142,13 +126,13 @@ class Batches:
         self._layout = layout
         self._runner = runner
         self._staging = staging
-        self._appender = appender
+        self._store = store
         self._piece_bytes = piece_bytes
         self._batches: deque[_Batch] = deque()
         """Batches in the order of their requests, which is the order of their decisions."""
-        self._unapplied: dict[str, list[tuple[int, int]]] = {}
-        """Decided numbers by producer, each with its commit, until the catalogue has them."""
-        self._appended: deque[tuple[int, list[StagedFile]]] = deque()
+        self._unapplied: deque[tuple[int, str, int]] = deque()
+        """Commit, producer and number of each decided batch that the catalogue does not have yet."""
+        self._appended: deque[tuple[int, StagedFiles]] = deque()
         """Files of completely appended batches, until the last commit of the batch is applied."""
         self._reading = False
         self._prefixes = prefixes
@@ -162,10 +146,8 @@ class Batches:
         """Number of blocks and files that could not be read when their batch was appended."""
         for row in sorted(catalogue.batches(), key=lambda row: (row.ms, row.number)):
             files = msgspec.msgpack.decode(row.staged, type=StagedFiles)
-            batch = _Batch(
-                Decision(row.producer.decode(), row.number, files),
-                Progress(row.file, row.position),
-            )
+            decision = Decision(row.producer.decode(), row.number, files)
+            batch = _Batch(decision, Progress(row.file, row.position))
             batch.checked = batch.given = batch.decided = True
             staging.restore_claims(files)
             self._batches.append(batch)
@@ -200,8 +182,10 @@ class Batches:
             return
         for batch in self._batches:
             if (batch.producer, batch.number) == (producer, number):
-                # The first request is pending: both are answered at the same time.
-                if batch.asked is None and batch.is_of(staged):
+                # The first request is pending: both are answered at the same time. The batch does not list
+                # its empty files.
+                files = {file.id.hex() for file in batch.files}
+                if batch.asked is None and files <= set(staged):
                     batch.asked = answer
                 else:
                     self._staging.discard(staged)
@@ -245,11 +229,8 @@ class Batches:
 
         The catalogue holds these commits now, and the files that it no longer names are deleted.
         """
-        rest = {
-            producer: [one for one in known if one[1] > sequence]
-            for producer, known in self._unapplied.items()
-        }
-        self._unapplied = {producer: known for producer, known in rest.items() if known}
+        while self._unapplied and self._unapplied[0][0] <= sequence:
+            self._unapplied.popleft()
         while self._appended and self._appended[0][0] <= sequence:
             self._staging.forget(self._appended.popleft()[1])
 
@@ -268,7 +249,7 @@ class Batches:
         known = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
         knows_all = len(known) < RECENT_MAX
         numbers = {one for one, _ in known}
-        numbers |= {one for one, _ in self._unapplied.get(producer, ())}
+        numbers |= {one for _, name, one in self._unapplied if name == producer}
         numbers |= {batch.number for batch in self._batches if batch.producer == producer}
         last = max(numbers, default=-1)
         if number > last:
@@ -349,15 +330,12 @@ class Batches:
                 return
             if not batch.given:
                 batch.given = True
-                decision = Decision(batch.producer, batch.number, batch.files)
-                self._appender.decide(decision, partial(self._decided, batch))
+                self._store.decide(batch.decision, partial(self._decided, batch))
 
     def _decided(self, batch: _Batch) -> None:
         batch.decided = True
-        known = self._unapplied.setdefault(batch.producer, [])
-        known.append((batch.number, self._appender.last_sequence))
-        if batch.is_read:
-            self._finish_if_done(batch)  # the batch has no records
+        self._unapplied.append((self._store.last_sequence, batch.producer, batch.number))
+        self._finish_if_done(batch)  # it is done if it has no records
         self._read_next()
 
     def _read_next(self) -> None:
@@ -430,18 +408,15 @@ class Batches:
         error: BaseException | None = None,
     ) -> None:
         """Give each owner its records, one owner after another, then continue with the batch."""
-        prefix, parts = next(owned, ("", [])) if error is None else ("", [])
-        if prefix:
-            first = piece.batch.files[0].id
-            self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
-        else:
-            self._added(piece, error)
-
-    def _added(self, piece: _Piece, error: BaseException | None) -> None:
         if error is not None:
             self._retry_later(piece.batch, error)
             if self._stopped:
                 self._held = None  # the owners get the records again after the next start
+            return
+        prefix, parts = next(owned, ("", []))
+        if prefix:
+            first = piece.batch.files[0].id
+            self._owners[prefix].add(first, parts, partial(self._add_next, piece, owned))
             return
         self._held = None
         # The piece is appended even if the store is stopping: the store waits for pending work.
@@ -453,8 +428,8 @@ class Batches:
         end = None
         if batch.is_read or piece.owned:
             # The owned records have no entry that records the batch's progress.
-            end = Producer.of_batch(batch.producer, batch.number, batch.progress)
-        self._appender.append_parts(piece.parts, end, lambda: self._committed(batch))
+            end = Producer(batch.producer.encode(), batch.number, progress=batch.progress)
+        self._store.append_parts(piece.parts, end, lambda: self._committed(batch))
 
     def _committed(self, batch: _Batch) -> None:
         batch.pieces -= 1
@@ -465,7 +440,7 @@ class Batches:
         if not batch.is_read or batch.pieces:
             return
         self._batches.remove(batch)
-        self._appended.append((self._appender.last_sequence, batch.files))
+        self._appended.append((self._store.last_sequence, batch.files))
         asked = batch.asked
         for answer in batch.take_waiters():
             if answer is asked:
@@ -493,19 +468,16 @@ def _read(
 ) -> list[_Found]:
     """Return blocks from `progress` on, across files, until they reach `bytes_max`. Runs in a thread."""
     found: list[_Found] = []
-    number, position = progress.file, progress.position
     taken = 0
-    while taken < bytes_max and number < len(files):
+    while taken < bytes_max and progress.file < len(files):
+        number, begin = progress.file, progress.position
         file = files[number]
         path = layout.staged_file(file.id.hex())
-        blocks = read_staged(path, position, file.size, bytes_max - taken)
+        blocks = read_staged(path, begin, file.size, bytes_max - taken)
         if any(isinstance(what, Damaged) for what, _ in blocks):
             quarantine_file(layout, path)
         for what, end in blocks:
-            at = Progress(number, end) if end < file.size else Progress(number + 1)
-            found.append(_Found(what, file, at))
-        taken += blocks[-1].next - position
-        position = blocks[-1].next
-        if position >= file.size:
-            number, position = number + 1, 0
+            progress = Progress(number, end) if end < file.size else Progress(number + 1)
+            found.append(_Found(what, file, progress))
+        taken += blocks[-1].next - begin
     return found

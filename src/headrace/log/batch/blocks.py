@@ -211,21 +211,18 @@ def read_staged(path: Path, position: int, size: int, bytes_max: int) -> list[St
         what, end = _staged_block(data, at, position, seed)
         if is_old and isinstance(what, Block):
             what = what._replace(topic=present_name(what.topic.encode()).decode())
-        if end is not None:
-            at = end
-            found.append(StagedRead(what, position + end))
-        elif found and position + len(data) < size:
-            break  # only a part of this block was read
-        else:
-            behind = _next_block(data, at + 1, position, seed)
-            if behind is None:
-                # The unread rest may still hold blocks; a header may begin in the last bytes.
-                partly = seed is not None and len(data) == wanted < size - position
-                behind = max(at + 1, wanted - HEADER_BYTES - RESERVED_TOPIC_BYTES_MAX)
-                found.append(StagedRead(what, position + behind if partly else size))
-                break
-            at = behind
-            found.append(StagedRead(what, position + at))
+        if end is None:
+            if found and position + len(data) < size:
+                break  # only a part of this block was read
+            end = _next_block(data, at + 1, position, seed)
+        if end is None:
+            # The unread rest may still hold blocks; a header may begin in the last bytes.
+            partly = seed is not None and len(data) == wanted < size - position
+            behind = max(at + 1, wanted - HEADER_BYTES - RESERVED_TOPIC_BYTES_MAX)
+            found.append(StagedRead(what, position + behind if partly else size))
+            break
+        at = end
+        found.append(StagedRead(what, position + at))
     return found
 
 

@@ -40,8 +40,6 @@ _UNFINISHED = ".new"
 
 @dataclass(slots=True)
 class CompleteUpload:
-    """A complete staged file."""
-
     id: str
     size: int
     since_s: float
@@ -87,10 +85,9 @@ class StagingUpload:
             if parts:
                 self._disk.write(self._fd, parts, self._written)
                 self._written += sum(map(len, parts))
-            if self._written - self._sync_started >= _SYNC_BYTES:
-                self._disk.start_sync(
-                    self._fd, self._sync_started, self._written - self._sync_started
-                )
+            started, size = self._sync_started, self._written - self._sync_started
+            if size >= _SYNC_BYTES:
+                self._disk.start_sync(self._fd, started, size)
                 self._sync_started = self._written
 
     def finish(self) -> None:
@@ -143,12 +140,15 @@ class Staging:
         self._elapsed_s = clocks.elapsed_s
         started_s = clocks.elapsed_s()
         now_s = min(clocks.wall_s(), clocks.now_ms() / 1000)
-        for path, found in _complete(layout):
-            # The file's time is from the wall clock, which may have jumped. The smaller of both ages is used,
-            # so that no file is deleted too early.
-            age_s = max(0.0, now_s - found.st_mtime)
-            self._files[path.name] = CompleteUpload(path.name, found.st_size, started_s - age_s)
-            self.bytes += found.st_size
+        with os.scandir(layout.staged) as found:
+            # Files with other names are not Headrace's, and are left alone.
+            for entry in (one for one in found if _NAME.fullmatch(one.name) and one.is_file()):
+                # The file's time is from the wall clock, which may have jumped. The smaller of both ages is
+                # used, so that no file is deleted too early.
+                age_s = max(0.0, now_s - entry.stat().st_mtime)
+                size = entry.stat().st_size
+                self._files[entry.name] = CompleteUpload(entry.name, size, started_s - age_s)
+                self.bytes += size
 
     # Uploading
 
@@ -263,14 +263,6 @@ class Staging:
 def remove_unfinished(layout: Layout, disk: Disk) -> None:
     """Delete the unfinished files of uploads that a crash interrupted."""
     _unlink(disk, layout.staged.glob(f"*{_UNFINISHED}"))
-
-
-def _complete(layout: Layout) -> Iterable[tuple[Path, os.stat_result]]:
-    with os.scandir(layout.staged) as found:
-        for entry in found:
-            # Files with other names are not Headrace's, and are left alone.
-            if _NAME.fullmatch(entry.name) and entry.is_file():
-                yield Path(entry.path), entry.stat()
 
 
 def _unlink(disk: Disk, paths: Iterable[Path]) -> None:

@@ -3,21 +3,15 @@
 Elsewhere: writing the entries (`journal.py`).
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.log.commit import journal
-from headrace.log.commit.journal import (
-    CreateEntry,
-    CursorEntry,
-    Destroy,
-    Name,
-    NoteEntry,
-    Producer,
-    StagedFiles,
-)
+from headrace.log.commit.journal import CreateEntry, CursorEntry, Name, Producer, StagedFiles
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, BatchPart, Block, Note, Topic
@@ -34,18 +28,7 @@ _NAMES_IN_FILE_MAX = 100_000
 """Largest number of topics created in one journal file whose names the next file repeats."""
 
 
-class Once(NamedTuple):
-    """An append with its producer's number, which makes the append idempotent."""
-
-    topic: Topic
-    records: list[bytes]
-    producer: str
-    number: int
-
-
 class Decision(NamedTuple):
-    """The decision to append a batch."""
-
     producer: str
     number: int
     files: StagedFiles
@@ -66,7 +49,7 @@ class CursorChange(NamedTuple):
 class BlockRecords(Sequence[bytes]):
     """The records of blocks, split lazily because most callers never read them."""
 
-    def __init__(self, blocks: list[Block]) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         self._blocks = blocks
         self._count = sum(block.record_count for block in blocks)
 
@@ -86,7 +69,6 @@ class Commit:
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
-        self.onces: list[Once] = []
         self.decisions: list[Decision] = []
         self.parts: list[tuple[Topic, BatchPart]] = []
         """Parts of batches, in the order of each batch."""
@@ -95,16 +77,14 @@ class Commit:
         self.trims: list[Trim] = []
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
-        self.notes: list[Note] = []
-        self.noted: list[Topic] = []
-        """Parallel to `notes`: the topic of each note."""
+        self.notes: list[tuple[Topic, Note]] = []
         self.changed: dict[Topic, None] = {}
         """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
         self.waiters: list[Callable[[], None]] = []
         self.size = 0
         """Number of bytes that the requests take in the journal."""
 
-    def add(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+    def add(self, batches: dict[Topic, list[bytes]]) -> None:
         appends = self.appends
         for topic, records in batches.items():
             known = appends.get(topic)
@@ -112,14 +92,12 @@ class Commit:
                 appends[topic] = records
             else:
                 known += records
-        self.waiters.append(done)
 
     def mentions(self, topic: Topic) -> bool:
         return (
             topic in self.appends
             or topic in self.changed
             or topic in self.destroyed
-            or any(once.topic is topic for once in self.onces)
             or any(trim.topic is topic for trim in self.trims)
             or any(other is topic for other, _ in self.parts)
         )
@@ -131,7 +109,6 @@ class Encoded(NamedTuple):
     commit: Commit
     entries: list[bytes]
     """Journal entries, in the order in which they must be applied."""
-    body_bytes: int
     appended: list[Appended]
     created: list[Topic]
     sync: bool
@@ -141,13 +118,15 @@ class Encoded(NamedTuple):
 class Encoder:
     """Encodes commits and assigns offsets, ordinals, times and topic numbers."""
 
-    def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int = 1 << 16) -> None:
+    def __init__(self, next_topic_id: int, generation: int, names_bytes_max: int) -> None:
         self._next_topic_id = next_topic_id
         self._names_bytes_max = names_bytes_max
         self._generation = generation
         self._seed = self._ms = 0
         """Checksum seed and time of the commit that is being encoded."""
         self._created: list[Topic] = []
+        self._made: dict[int, Name] = {}
+        """Topics that this commit creates and does not destroy."""
         self._names: dict[int, Name] = {}
         """Topics created by the last commit: the next commit repeats their names."""
         self._in_file: dict[int, Name] = {}
@@ -159,15 +138,11 @@ class Encoder:
         seed = self._seed = journal.entry_seed(self._generation, number)
         self._ms = now_ms
         entries: list[bytes] = [self._name_again()] if number and self._names else []
-        self._created = []
-        sync = False
+        self._created, self._made = [], {}
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
             if topic.id == 0:
                 entries.append(self._create(topic))
-                sync = True
-            elif topic.durability is Durability.SYNCED:
-                sync = True
             last_ms = topic.last_ms
             # All records of a run get the same time, so that the index, which has one time per run, never
             # changes a time that was given to a reader before.
@@ -179,112 +154,86 @@ class Encoder:
                 end = offset + len(data)
                 made: Sequence[bytes] = (encode_single(topic.id, offset, ordinal, ms, data, seed),)
             else:
-                end = offset + sum(map(len, records))
-                made = _append_entries(topic.id, offset, ordinal, ms, records, None, seed)
+                made, end = self._append_entries(topic, offset, ordinal, ms, records)
             entries += made
             # Same as `Appended(…)` but without its Python-level constructor: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
-            sync |= self._parts(commit.parts, entries, appended)
-        for once in commit.onces:
-            sync |= self._once(once, entries, appended)
-        sync |= self._controls(commit, number, entries, appended)
-        body_bytes = sum(map(len, entries))
+            self._parts(commit.parts, entries, appended)
+        self._controls(commit, number, entries, appended)
         if number:
-            body_bytes += self._note_names(commit, entries, body_bytes)
-        return Encoded(commit, entries, body_bytes, appended, self._created, sync, now_ms)
+            self._note_names(commit, entries)
+        sync = self._needs_sync(commit, appended)
+        return Encoded(commit, entries, appended, self._created, sync, now_ms)
+
+    def _needs_sync(self, commit: Commit, appended: list[Appended]) -> bool:
+        if self._created or commit.destroyed or commit.decisions or commit.cursors:
+            return True
+        appended_to, trimmed = (one.topic for one in appended), (one.topic for one in commit.trims)
+        topics = chain(appended_to, trimmed, commit.changed)
+        return any(topic.durability is Durability.SYNCED for topic in topics)
 
     def _controls(
         self, commit: Commit, number: int, entries: list[bytes], appended: list[Appended]
-    ) -> bool:
-        """Encode everything that is not an append; return True if a sync is needed."""
+    ) -> None:
+        """Encode everything that is not an append."""
         extra: msgspec.Struct
-        sync = bool(commit.destroyed or commit.decisions or commit.cursors)
         for topic, position in commit.trims:
             entries.append(self._entry(journal.TRIM, topic_id=topic.id, at=position))
-            sync |= topic.durability is Durability.SYNCED
         for topic in commit.destroyed:
             # Appends of the same commit come first, so the topic ends after them.
             at = Position(topic.epoch, *_end(topic, appended))
-            extra = Destroy(topic.epoch)
+            extra = journal.Destroy(topic.epoch)
             entries.append(self._entry(journal.DESTROY, extra, topic_id=topic.id, at=at))
         for producer, decided, files in commit.decisions:
             extra = Producer(producer.encode(), decided)
             entries.append(self._entry(journal.DECIDE, extra, data=_pack(files)))
-        if commit.ends:
-            entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
+        entries += [self._entry(journal.ADVANCE, end) for end in commit.ends]
         for name, reader, cursor in commit.cursors:
             at = cursor or _NOWHERE
             extra = CursorEntry(name.encode(), reader.encode(), at.epoch, number, cursor is None)
             entries.append(self._entry(journal.CURSOR, extra, at=at))
         if commit.changed:
             encode, ms, seed = journal.encode_entry, self._ms, self._seed
-            for topic, (key, value, due_ms) in zip(commit.noted, commit.notes, strict=True):
-                packed = _pack(NoteEntry(key, due_ms, value is None))
+            for topic, (key, value, due_ms) in commit.notes:
+                packed = _pack(journal.NoteEntry(key, due_ms, value is None))
                 entries.append(
                     encode(journal.NOTE, topic.id, 0, 0, 0, ms, packed, value or b"", seed=seed)
                 )
             ids = {topic.id for topic in commit.changed}
             entries[:0] = journal.encode_changes(entries, ids, ms, number, seed)
-            sync |= any(topic.durability is Durability.SYNCED for topic in commit.changed)
-        return sync
 
-    def _note_names(self, commit: Commit, entries: list[bytes], body_bytes: int) -> int:
-        """Make the next commit repeat the names of topics created here; return the bytes added to this one.
+    def _note_names(self, commit: Commit, entries: list[bytes]) -> None:
+        """Make the next commit repeat the names of topics created here.
 
-        Only a commit that is longer than one block gets longer: it repeats the names itself.
+        A commit that is longer than one block repeats the names itself.
         """
+        made = self._made
         for topic in commit.destroyed:
-            self._names.pop(topic.id, None)
-            self._in_file.pop(topic.id, None)
-        made = self._made(commit)
+            for names in (made, self._names, self._in_file):
+                names.pop(topic.id, None)
         if not made:
-            return 0
+            return
         self._names |= made
         if len(self._in_file) < _NAMES_IN_FILE_MAX:
             self._in_file |= made
-        if journal.frame_bytes(body_bytes) <= journal.BLOCK_BYTES:
-            return 0
-        # The block with the create entries must not hold the only copy of the topics' names.
-        entries.append(self._name_again())
-        self._names |= made
-        return len(entries[-1])
+        if journal.frame_bytes(sum(map(len, entries))) > journal.BLOCK_BYTES:
+            # The block with the create entries must not hold the only copy of the topics' names.
+            entries.append(self._name_again())
+            self._names |= made
 
     def begin_file(self) -> None:
         """Make the next commits repeat the names of topics created in the journal file that is now closed."""
         self._names, self._in_file = {**self._in_file, **self._names}, {}
 
-    def name_in(self, encoded: Encoded, number: int) -> Encoded:
-        """Repeat topic names in an already encoded commit that becomes the first of a journal file."""
-        made = {
-            topic.id: self._names.pop(topic.id)
-            for topic in encoded.created
-            if topic.id in self._names
-        }
+    def name_in(self, encoded: Encoded) -> None:
+        """Repeat topic names in the commit that was encoded last and becomes the first of a journal file."""
+        for topic_id in self._made:
+            self._names.pop(topic_id, None)
         if self._names:
-            self._seed, self._ms = journal.entry_seed(self._generation, number), encoded.ms
-            names = self._name_again()
-            encoded = encoded._replace(
-                entries=[names, *encoded.entries], body_bytes=encoded.body_bytes + len(names)
-            )
-        self._names |= made
-        self._in_file |= made
-        return encoded
-
-    def _made(self, commit: Commit) -> dict[int, Name]:
-        """Return the topics that a commit creates and does not destroy."""
-        return {
-            topic.id: Name(
-                topic.id,
-                topic.name.encode(),
-                topic.epoch,
-                topic.durability.value.encode(),
-                topic.end_offset,
-                topic.end_ordinal,
-            )
-            for topic in self._created
-            if topic not in commit.destroyed
-        }
+            encoded.entries.insert(0, self._name_again())
+        self._names |= self._made
+        self._in_file |= self._made
 
     def _name_again(self) -> bytes:
         """Return an entry that repeats topic names, for another block than that of the create entries."""
@@ -306,6 +255,7 @@ class Encoder:
         self._next_topic_id += 1
         topic.epoch = max(topic.epoch + 1, self._ms)
         extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
+        self._made[topic.id] = Name.of(topic.id, extra, topic.end_offset, topic.end_ordinal)
         return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)
 
     def _entry(
@@ -328,102 +278,50 @@ class Encoder:
         return topic.last_ms if self._ms - topic.last_ms < RUN_MS_MAX else self._ms
 
     def _parts(
-        self,
-        parts: list[tuple[Topic, BatchPart]],
-        entries: list[bytes],
-        appended: list[Appended],
-    ) -> bool:
-        """Encode blocks of batches, one entry per block, in batch order; return True if a sync is needed."""
-        sync = False
+        self, parts: list[tuple[Topic, BatchPart]], entries: list[bytes], appended: list[Appended]
+    ) -> None:
+        """Encode blocks of batches, one entry per block, in batch order."""
         ends = {one.topic: (one.end, one.ordinal + len(one.records)) for one in appended}
-        added: dict[Topic, _Added] = {}
+        added: dict[Topic, list[tuple[int, int, Block, bytes]]] = defaultdict(list)
         for topic, (block, producer, number, progress) in parts:
             if topic.id == 0:
                 entries.append(self._create(topic))
-                sync = True
-            sync |= topic.durability is Durability.SYNCED
-            one = added.get(topic)
-            if one is None:
-                offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
-                one = added[topic] = _Added(offset, ordinal, self._time(topic))
+            offset, ordinal = ends.get(topic, (topic.end_offset, topic.end_ordinal))
             entry = journal.encode_entry(
                 journal.APPEND,
                 topic.id,
-                one.end,
-                one.end_ordinal,
+                offset,
+                ordinal,
                 block.record_count,
-                one.ms,
-                _pack(Producer.of_batch(producer, number, progress)),
+                self._time(topic),
+                _pack(Producer(producer.encode(), number, progress=progress)),
                 block.data,
                 seed=self._seed,
             )
             entries.append(entry)
-            one.add(block, entry)
-        for topic, one in added.items():
-            records = BlockRecords(one.blocks)
-            appended.append(
-                Appended(topic, one.offset, one.end, one.ordinal, one.ms, records, one.entries)
+            added[topic].append((offset, ordinal, block, entry))
+            ends[topic] = (offset + len(block.data), ordinal + block.record_count)
+        for topic, made in added.items():
+            offsets, ordinals, blocks, encoded = zip(*made, strict=True)
+            end, _ = ends[topic]
+            ms, records = self._time(topic), BlockRecords(blocks)
+            appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
+
+    def _append_entries(
+        self, topic: Topic, offset: int, ordinal: int, ms: int, records: list[bytes]
+    ) -> tuple[list[bytes], int]:
+        """Encode the records as entries, none longer than a run may be; also return the end offset."""
+        entries: list[bytes] = []
+        for piece in _pieces(records):
+            data, count, seed = b"".join(piece), len(piece), self._seed
+            entries.append(
+                journal.encode_entry(
+                    journal.APPEND, topic.id, offset, ordinal, count, ms, b"", data, seed=seed
+                )
             )
-        return sync
-
-    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> bool:
-        """Encode an idempotent append; return True if a sync is needed."""
-        topic, records, name, number = once
-        created = topic.id == 0
-        if created:
-            entries.append(self._create(topic))
-        offset, ordinal = _end(topic, appended)
-        ms = self._time(topic)
-        end = offset + sum(map(len, records))
-        producer = Producer(name.encode(), number)
-        made = _append_entries(topic.id, offset, ordinal, ms, records, producer, self._seed)
-        entries += made
-        appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
-        return created or topic.durability is Durability.SYNCED
-
-
-class _Added:
-    """The blocks of batches that one commit appends to one topic."""
-
-    def __init__(self, offset: int, ordinal: int, ms: int) -> None:
-        self.offset = self.end = offset
-        self.ordinal = self.end_ordinal = ordinal
-        self.ms = ms
-        self.blocks: list[Block] = []
-        self.entries: list[bytes] = []
-
-    def add(self, block: Block, entry: bytes) -> None:
-        self.end += len(block.data)
-        self.end_ordinal += block.record_count
-        self.blocks.append(block)
-        self.entries.append(entry)
-
-
-def _append_entries(
-    topic_id: int,
-    offset: int,
-    ordinal: int,
-    ms: int,
-    records: list[bytes],
-    producer: Producer | None,
-    seed: int,
-) -> list[bytes]:
-    """Encode the records as entries, none longer than a run may be."""
-    pieces = list(_pieces(records))
-    entries: list[bytes] = []
-    extra = b""
-    for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
-        data = b"".join(piece)
-        if producer is not None:
-            extra = _pack(Producer(producer.name, producer.number, left))
-        entries.append(
-            journal.encode_entry(
-                journal.APPEND, topic_id, offset, ordinal, len(piece), ms, extra, data, seed=seed
-            )
-        )
-        offset += len(data)
-        ordinal += len(piece)
-    return entries
+            offset += len(data)
+            ordinal += count
+        return entries, offset
 
 
 def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:

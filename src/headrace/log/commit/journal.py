@@ -33,7 +33,7 @@ import struct
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple, Protocol, Self
+from typing import NamedTuple, Self
 
 import msgspec
 from crc32c import crc32c
@@ -64,6 +64,10 @@ class Name(msgspec.Struct, frozen=True, array_like=True):
     offset: int
     ordinal: int
 
+    @classmethod
+    def of(cls, topic_id: int, create: CreateEntry, offset: int, ordinal: int) -> Self:
+        return cls(topic_id, create.name, create.epoch, create.durability, offset, ordinal)
+
 
 Names = list[Name]
 """The data of an entry that repeats topic names."""
@@ -79,18 +83,12 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     number: int
     pieces_left: int = 0
-    """Number of further entries of the same commit that belong to this append."""
+    """Only read: number of further entries of the same commit that belong to an append with a number."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
 
-    @classmethod
-    def of_batch(cls, name: str, number: int, progress: Progress) -> Self:
-        return cls(name.encode(), number, 0, progress)
-
 
 class StagedFile(msgspec.Struct, frozen=True, array_like=True):
-    """A staged file that belongs to a decision."""
-
     id: bytes
     size: int
 
@@ -268,22 +266,13 @@ def decode_entry(encoded: bytes) -> Entry:
     """Decode an entry that this process encoded itself, without any checks."""
     kind, extra, length, topic_id, offset, ordinal, count, ms, _ = ENTRY.unpack_from(encoded)
     data_at = ENTRY_HEADER_BYTES + extra
-    return Entry(
-        kind,
-        topic_id,
-        offset,
-        ordinal,
-        count,
-        ms,
-        encoded[ENTRY_HEADER_BYTES:data_at],
-        encoded[data_at : data_at + length],
-    )
+    packed, data = encoded[ENTRY_HEADER_BYTES:data_at], encoded[data_at : data_at + length]
+    return Entry(kind, topic_id, offset, ordinal, count, ms, packed, data)
 
 
 def entry_offset(encoded: bytes) -> int:
     """Return the offset at which an append entry begins, without decoding the rest of the entry."""
-    fields = ENTRY.unpack_from(encoded)
-    offset: int = fields[4]
+    offset: int = ENTRY.unpack_from(encoded)[4]
     return offset
 
 
@@ -350,33 +339,24 @@ class JournalFile:
         self._header = header
         self._disk = disk
         self._fd = disk.open(path)
-        self._begun = False
 
-    def fits(self, body: int) -> bool:
-        return self.position + frame_bytes(body) <= self._header.size
+    def fits(self, entries: Iterable[bytes]) -> bool:
+        return self.position + frame_bytes(sum(map(len, entries))) <= self._header.size
 
     def write(self, sequence: int, synced: int, entries: Sequence[bytes], *, sync: bool) -> None:
         """Write one commit; with `sync`, the commit is on disk when this returns."""
         parts = encode_frame(self._header, self.position, sequence, synced, entries)
-        length = sum(map(len, parts))
-        position = self.position
-        if not self._begun:
+        position, end = self.position, self.position + sum(map(len, parts))
+        if position == FRAMES_POSITION:
             # The headers are written with the first commit: an unused file costs no write of its own.
             parts.insert(0, encode_headers(self._header))
             position = 0
-        # An error leaves the state unchanged: the same call writes the same bytes to the same place.
+        # An error leaves the position unchanged: the same call writes the same bytes to the same place.
         self._disk.write(self._fd, parts, position, synced=sync)
-        self._begun = True
-        self.position += length
+        self.position = end
 
     def close(self) -> None:
         self._disk.close(self._fd)
-
-
-class ApplierLink(Protocol):
-    """Connection to the applier, which applies closed journal files and prepares new ones."""
-
-    def apply(self, closed: "ClosedFile") -> None: ...
 
 
 class ClosedFile(NamedTuple):
@@ -403,52 +383,46 @@ class Ring:
         self._generation = generation
         self._file_bytes = file_bytes
         self._boot_id = boot_id
-        self._free: deque[Path] = deque()
+        self.free: deque[Path] = deque()
         self._unsynced: set[Path] = set()
-        self._touched: dict[Path, dict[Topic, int]] = {}
+        self.touched: dict[Path, dict[Topic, int]] = {}
+        """Topics with commits in a file, each with the end offset of its last append there."""
         self.current: JournalFile | None = None
-        self.first = 0
         self.opened_s = 0.0
-        self.last = 0
+        self._last = 0
+        """Number of the last commit in the current file; 0 if the file holds none."""
 
     @property
     def used(self) -> bool:
         """True if the current file holds any commit."""
-        return self.current is not None and self.last >= self.first
-
-    @property
-    def has_free(self) -> bool:
-        return bool(self._free)
-
-    def add_free(self, path: Path) -> None:
-        self._free.append(path)
+        return self._last > 0
 
     def open_next(self, first: int, applied: int) -> bool:
         """Open the next free file for commits; return False if no file is free."""
-        if not self._free:
+        if not self.free:
             return False
-        path = self._free.popleft()
+        path = self.free.popleft()
         header = JournalHeader(
             self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
         )
         self.current = JournalFile(self._disk, path, header)
-        self._touched[path] = {}
-        self.first, self.last, self.opened_s = first, first - 1, self._elapsed_s()
+        self.touched[path] = {}
+        self.opened_s = self._elapsed_s()
         return True
 
     def close_current(self) -> ClosedFile:
-        file = self.current
-        assert file is not None and self.used
-        self.current = None
+        file, last = self.current, self._last
+        assert file is not None and last
+        self.current, self._last = None, 0
         file.close()
-        return ClosedFile(file.path, file.position, self.last)
+        return ClosedFile(file.path, file.position, last)
 
     def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
         """Record a commit that was written to the current file."""
         file = self.current
         assert file is not None
-        self.last = sequence
-        touched = self._touched[file.path]
+        self._last = sequence
+        touched = self.touched[file.path]
         for one in appended:
             touched[one.topic] = one.end
         if not synced:
@@ -468,15 +442,11 @@ class Ring:
         """Record that `sync` finished for these files and that none was written to since `sync` began."""
         self._unsynced.difference_update(paths)
 
-    def touched(self, path: Path) -> dict[Topic, int]:
-        """Return the topics with commits in the file, each with the end offset of its last append there."""
-        return self._touched[path]
-
-    def free(self, path: Path) -> None:
-        """Recycle a file that is applied: its commits are synced as segments, and the file takes new ones."""
-        del self._touched[path]
+    def recycle(self, path: Path) -> None:
+        """Take a file whose commits are synced as segments, or a new one, for new commits."""
+        self.touched.pop(path, None)
         self._unsynced.discard(path)
-        self._free.append(path)
+        self.free.append(path)
 
     def close(self) -> None:
         if self.current is not None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from headrace.log.commit.commit import Commit, CursorChange, Decision, Once, Trim
+from headrace.log.commit.commit import Commit, CursorChange, Decision, Trim
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
 from headrace.log.store import BatchPart, Note, Topic, countdown
 from headrace.model import Durability, Position
@@ -38,7 +38,7 @@ class Gathering:
         self._memory = [Commit()]
         """Requests for `memory` topics: commits that are shown without being written."""
         self.pending_bytes = 0
-        """Bytes of the requests for the journal that are not `committed`."""
+        """Bytes of the requests for the journal; the caller subtracts a commit's size once it is written."""
 
     def mentions(self, topic: Topic) -> bool:
         return any(one.mentions(topic) for one in (self._current, *self._sealed, *self._memory))
@@ -46,30 +46,27 @@ class Gathering:
     # Requests
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        journaled, in_memory = batches, None
         for topic in batches:
             if topic.durability is Durability.MEMORY:
-                journaled, in_memory = _divide(batches)
+                memory = {
+                    one: batches[one] for one in batches if one.durability is topic.durability
+                }
+                batches = {one: batches[one] for one in batches if one not in memory}
+                done = countdown(2, done) if batches else done
+                self._memory[-1].add(memory)
+                self._memory[-1].waiters.append(done)
                 break
-        if in_memory is not None and journaled:
-            done = countdown(2, done)
-        if in_memory is not None:
-            self._memory[-1].add(in_memory, done)
-        if journaled:
-            size = sum(map(len, chain.from_iterable(journaled.values())))
-            size += ENTRY_HEADER_BYTES * len(journaled)
+        if batches:
+            size = sum(map(len, chain.from_iterable(batches.values())))
+            size += ENTRY_HEADER_BYTES * len(batches)
             # Creating a topic takes its own entry, with a name that may be longer than the record.
-            size += sum(_CREATE_BYTES + len(topic.name) for topic in journaled if not topic.id)
-            self._room(size).add(journaled, done)
-
-    def append_once(self, once: Once) -> None:
-        self._commit_for(once.topic, sum(map(len, once.records))).onces.append(once)
+            size += sum(_CREATE_BYTES + len(topic.name) for topic in batches if not topic.id)
+            self._room(size, done).add(batches)
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
         size = ENTRY_HEADER_BYTES + _EXTRA_BYTES + len(decision.producer.encode())
-        commit = self._room(size + _STAGED_FILE_BYTES * len(decision.files))
-        commit.decisions.append(decision)
-        commit.waiters.append(done)
+        size += _STAGED_FILE_BYTES * len(decision.files)
+        self._room(size, done).decisions.append(decision)
 
     def append_parts(
         self, parts: list[tuple[Topic, BatchPart]], end: Producer | None, done: Callable[[], None]
@@ -83,26 +80,18 @@ class Gathering:
             chosen.parts.append((topic, part))
             if topic.durability is not Durability.MEMORY:
                 commit = chosen
-                # The part's own entry already records this end in the journal.
-                end = (
-                    None
-                    if Producer.of_batch(part.producer, part.number, part.progress) == end
-                    else end
-                )
+                if end == Producer(part.producer.encode(), part.number, progress=part.progress):
+                    end = None  # the part's own entry already records this end in the journal
         if end is not None:
             commit = self._room(overhead + len(end.name))
             commit.ends.append(end)
         commit.waiters.append(done)
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
-        commit = self._commit_for(topic, 0)
-        commit.trims.append(Trim(topic, position))
-        commit.waiters.append(done)
+        self._commit_for(topic, 0, done).trims.append(Trim(topic, position))
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
-        commit = self._commit_for(topic, 0)
-        commit.destroyed.append(topic)
-        commit.waiters.append(done)
+        self._commit_for(topic, 0, done).destroyed.append(topic)
         # Later requests belong to the next epoch of the topic.
         if topic.durability is Durability.MEMORY:
             self._memory.append(Commit())
@@ -124,16 +113,12 @@ class Gathering:
             size += sum(map(len, records))
             size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
         for key, value, _ in notes:
-            size += _NOTE_BYTES + len(key) + (len(value) if value is not None else 0)
-        commit = self._room(size)
+            size += _NOTE_BYTES + len(key) + len(value or b"")
+        commit = self._room(size, done)
         commit.changed[topic] = None
-        for note in notes:
-            commit.notes.append(note)
-            commit.noted.append(topic)
+        commit.notes += [(topic, note) for note in notes]
         if records:
-            commit.add({topic: records}, done)
-        else:
-            commit.waiters.append(done)
+            commit.add({topic: records})
         if trim is not None:
             commit.trims.append(Trim(topic, trim))
         if destroy:
@@ -144,9 +129,7 @@ class Gathering:
         size = sum(
             ENTRY_HEADER_BYTES + _CURSOR_BYTES + len(one.topic) + len(one.reader) for one in changes
         )
-        commit = self._room(size)
-        commit.cursors += changes
-        commit.waiters.append(done)
+        self._room(size, done).cursors += changes
 
     # Gathered commits
 
@@ -155,26 +138,29 @@ class Gathering:
         if self._sealed:
             return self._sealed.popleft()
         commit = self._current
-        if not (commit.waiters or commit.onces):
+        if not commit.waiters:
             return None
         self._current = Commit()
         return commit
 
-    def committed(self, commit: Commit) -> None:
-        self.pending_bytes -= commit.size
-
     def take_memory(self) -> list[Commit]:
         """Return the commits that are not for the journal."""
         first = self._memory[0]
-        if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
+        if len(self._memory) == 1 and not (first.waiters or first.parts):
             return []
         commits, self._memory = self._memory, [Commit()]
         return commits
 
-    def _commit_for(self, topic: Topic, size: int) -> Commit:
-        return self._memory[-1] if topic.durability is Durability.MEMORY else self._room(size)
+    def _commit_for(
+        self, topic: Topic, size: int, done: Callable[[], None] | None = None
+    ) -> Commit:
+        if topic.durability is not Durability.MEMORY:
+            return self._room(size, done)
+        if done is not None:
+            self._memory[-1].waiters.append(done)
+        return self._memory[-1]
 
-    def _room(self, size: int) -> Commit:
+    def _room(self, size: int, done: Callable[[], None] | None = None) -> Commit:
         """Return the commit that takes `size` more bytes for the journal; seal a full one."""
         commit = self._current
         if commit.size + size > self._commit_bytes_max and commit.size:
@@ -182,20 +168,10 @@ class Gathering:
             commit = self._current
         commit.size += size
         self.pending_bytes += size
+        if done is not None:
+            commit.waiters.append(done)
         return commit
 
     def _seal(self) -> None:
         self._sealed.append(self._current)
         self._current = Commit()
-
-
-def _divide(
-    batches: dict[Topic, list[bytes]],
-) -> tuple[dict[Topic, list[bytes]], dict[Topic, list[bytes]]]:
-    """Split batches into those for the journal and those that stay in memory."""
-    in_memory = {
-        topic: records
-        for topic, records in batches.items()
-        if topic.durability is Durability.MEMORY
-    }
-    return {t: records for t, records in batches.items() if t not in in_memory}, in_memory

@@ -1,35 +1,29 @@
-"""Tables in memory: handles of topics, cursors, notes, and numbers of producers.
+"""Tables in memory: handles of topics, cursors and notes.
 
 The catalogue is some seconds behind the commits. Each table knows what was committed since then, and asks the
 catalogue for everything older. When a journal file is applied, the tables forget what the catalogue has now.
 The tables write nothing themselves.
 """
 
-from bisect import bisect_right
-from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterator, Sequence
-from functools import partial
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
 from weakref import WeakValueDictionary
 
-import msgspec
 from sortedcontainers import SortedList
 
 from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
-from headrace.log.commit.journal import RECENT_MAX, Recent
-from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
+from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, Topic
 from headrace.model import Durability, Position
 
 CURSORS_MAX = 100_000
 """Largest number of cursors, over all readers and topics; further new cursors are refused."""
-
-PRODUCERS_CACHED_MAX = 100_000
-"""Number of producers kept in memory to save reads of the catalogue."""
 
 _STALE_MAX = 64
 """Number by which stale entries may exceed the number of notes before they are cleared."""
@@ -59,21 +53,19 @@ class Handles:
     def get(self, name: str) -> Topic:
         topic = self._known.get(name)
         if topic is None:
-            topic = self._known[name] = self._find(name)
+            topic = self._known[name] = self.look(name)
         return topic
 
     def look(self, name: str) -> Topic:
         """Return the same handle as `get`, but keep no handle of a topic that does not exist."""
         topic = self._known.get(name)
         if topic is None:
-            topic = self._find(name)
+            topic = self._dropped.get(name) or self._load(
+                name, self._catalogue.topic(name.encode())
+            )
             if topic.exists:
                 self._known[name] = topic
         return topic
-
-    def _find(self, name: str) -> Topic:
-        topic = self._dropped.get(name)
-        return topic or self._load(name, self._catalogue.topic(name.encode()))
 
     def drop(self, topic: Topic) -> None:
         """Forget the handle of a topic that was never created."""
@@ -99,25 +91,18 @@ class Handles:
                 del self._unlisted[topic.name]
 
     def list(self, prefix: str, after: str, limit: int) -> list[Topic]:
-        """Return existing topics in the order of their names' bytes."""
-        first = after.encode()
-        rows: dict[bytes, TopicRow] = {}
-        for row in self._catalogue.topics(prefix.encode(), first):
-            known = self._known.get(row.name.decode())
-            # A destroyed topic that is still in the catalogue must not take the place of another one.
-            if known is None or known.exists:
-                rows[row.name] = row
-                if len(rows) == limit:
-                    break
-        names = set(rows)
-        for name in self._unlisted:
-            encoded = name.encode()
-            if name.startswith(prefix) and encoded > first:
-                names.add(encoded)
-        # Listing a topic does not keep its handle in memory.
+        # A destroyed topic that is still in the catalogue must not take the place of another one.
+        listed = (
+            row
+            for row in self._catalogue.topics(prefix.encode(), after.encode())
+            if (known := self._known.get(row.name.decode())) is None or known.exists
+        )
+        rows = {row.name.decode(): row for row in islice(listed, limit)}
+        unlisted = {name for name in self._unlisted if name.startswith(prefix) and name > after}
+        # Strings sort by code point, which is also their UTF-8 order. No handle is kept in memory.
         return [
-            self._known.get(name.decode()) or self._load(name.decode(), rows[name])
-            for name in sorted(names)[:limit]
+            self._known.get(name) or self._load(name, rows[name])
+            for name in sorted(unlisted | rows.keys())[:limit]
         ]
 
     def _load(self, name: str, row: TopicRow | None) -> Topic:
@@ -206,12 +191,16 @@ class Cursors:
         return self._by_topic.get(topic, {}).get(reader)
 
     def list(
-        self, topic: str | None, reader: str | None, after: tuple[str, str], limit: int
+        self,
+        topic: str | None = None,
+        reader: str | None = None,
+        *,
+        after: tuple[str, str] = ("", ""),
+        limit: int,
     ) -> list[Cursor]:
-        """Return the cursors of a topic, of a reader or all, ordered by the bytes of topic and reader."""
         if topic is not None and reader is not None:
             one = self.get(topic, reader)
-            found: Iterator[Cursor] = iter((one,) if one is not None else ())
+            found: Iterable[Cursor] = [one] if one is not None else []
         elif topic is not None:
             found = _sorted(self._by_topic.get(topic, {}))
         elif reader is not None:
@@ -224,10 +213,7 @@ class Cursors:
 
     def _all(self, first: str) -> Iterator[Cursor]:
         topics = sorted(self._by_topic)
-        begin = bisect_right(topics, first)
-        if first in self._by_topic:
-            begin -= 1
-        for topic in topics[begin:]:
+        for topic in topics[bisect_left(topics, first) :]:
             yield from _sorted(self._by_topic[topic])
 
 
@@ -290,12 +276,10 @@ class Notes:
             _, notes = committed.popleft()
             at_least -= len(notes)
             for key, _, _ in notes:
-                more = again.get(key, 0)
+                more = again.pop(key, 0)
                 if not more:
                     del unapplied[key]
-                elif more == 1:
-                    del again[key]
-                else:
+                elif more > 1:
                     again[key] = more - 1
         self._due_from = (0, b"")
         self._tidy()
@@ -303,13 +287,11 @@ class Notes:
 
     def get(self, key: bytes) -> Note | None:
         note = self._unapplied.get(key)
-        if note is not None:
-            return note if note.value is not None else None
-        row = self._catalogue.note(key)
-        return Note(*row[:3]) if row is not None else None
+        if note is None and (row := self._catalogue.note(key)) is not None:
+            note = Note(*row[:3])
+        return note if note is not None and note.value is not None else None
 
     def listed(self, prefix: bytes, after: bytes, limit: int) -> list[Note]:
-        """Return the notes whose keys have the prefix, in the order of their keys."""
         applied = (
             Note(*row[:3])
             for row in self._catalogue.notes(prefix, after)
@@ -319,15 +301,11 @@ class Notes:
         return list(islice(merge(given, applied, key=attrgetter("key")), max(0, limit)))
 
     def due(self, until_ms: int, limit: int) -> list[Note]:
-        """Return the notes due up to `until_ms`, the earliest first."""
         found = self._due_given(until_ms, limit) + self._due_applied(until_ms, limit)
         return sorted(found, key=attrgetter("due_ms", "key"))[: max(0, limit)]
 
     def _given(self, prefix: bytes, after: bytes) -> Iterator[Note]:
-        if after >= prefix:
-            keys = self._keys.irange(after, inclusive=(False, False))
-        else:
-            keys = self._keys.irange(prefix)
+        keys = self._keys.irange(max(prefix, after), inclusive=(after < prefix, True))
         last = None
         for key in keys:
             if not key.startswith(prefix):
@@ -380,78 +358,3 @@ class Notes:
             if 0 < note.due_ms <= self._due_until and note.value is not None
         ]
         heapify(self._due)
-
-
-_Key = tuple[str, str]
-
-
-class Producers:
-    """The last numbers that each producer has appended, so that a repeated append is stored once."""
-
-    def __init__(self, catalogue: Catalogue) -> None:
-        self._catalogue = catalogue
-        self._cached: OrderedDict[_Key, Recent] = OrderedDict()
-        self._unapplied: OrderedDict[_Key, tuple[int, Recent]] = OrderedDict()
-        """Producers with numbers that the catalogue lacks so far, and their last commit. Never evicted."""
-        self._waiting: dict[_Key, dict[int, list[Callable[[StoredAppend], None]]]] = defaultdict(
-            dict
-        )
-
-    def known(self, topic: Topic, producer: str, number: int) -> StoredAppend | None:
-        """Return the answer for a number that was stored or is waiting; None for a new number."""
-        recent = self._load((topic.name, producer))
-        highest = max(self._waiting.get((topic.name, producer), {}), default=-1)
-        if recent:
-            highest = max(highest, recent[-1][0])
-        if number > highest:
-            return None
-        return StoredAppend(dict(recent).get(number), duplicate=True)
-
-    def is_waiting(self, topic: Topic, producer: str, number: int) -> bool:
-        return number in self._waiting.get((topic.name, producer), {})
-
-    def wait(
-        self, topic: Topic, producer: str, number: int, done: Callable[[StoredAppend], None]
-    ) -> None:
-        self._waiting[topic.name, producer].setdefault(number, []).append(done)
-
-    def stored(
-        self, topic: Topic, producer: str, number: int, end: int, sequence: int
-    ) -> list[Callable[[], None]]:
-        """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
-        key = (topic.name, producer)
-        recent = [*self._load(key), (number, end)][-RECENT_MAX:]
-        self._cached.pop(key, None)
-        if sequence:
-            self._unapplied[key] = sequence, recent
-            self._unapplied.move_to_end(key)
-        else:
-            self._cache(key, recent)  # the catalogue never holds producers of `memory` topics
-        waiting = self._waiting[key].pop(number)
-        if not self._waiting[key]:
-            del self._waiting[key]
-        return [
-            partial(done, StoredAppend(end, duplicate=index > 0))
-            for index, done in enumerate(waiting)
-        ]
-
-    def applied(self, sequence: int) -> None:
-        """Let producers be evicted whose last commit is at most `sequence`: the catalogue holds them now."""
-        while self._unapplied and next(iter(self._unapplied.values()))[0] <= sequence:
-            key, (_, recent) = self._unapplied.popitem(last=False)
-            self._cache(key, recent)
-
-    def _load(self, key: _Key) -> Recent:
-        if key in self._unapplied:
-            return self._unapplied[key][1]
-        recent = self._cached.pop(key, None)
-        if recent is None:
-            row = self._catalogue.producer(key[0].encode(), key[1].encode())
-            recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
-        self._cache(key, recent)
-        return recent
-
-    def _cache(self, key: _Key, recent: Recent) -> None:
-        self._cached[key] = recent
-        if len(self._cached) > PRODUCERS_CACHED_MAX:
-            self._cached.popitem(last=False)
