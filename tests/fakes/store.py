@@ -20,7 +20,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
 from headrace.log.recovery.recovery import mark_clean, recover
-from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note
+from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
 from headrace.model import Position
 from headrace.payload import UPLOAD_CHECKS
 
@@ -181,6 +181,15 @@ class StepStore:
             if not chunk.runs:
                 return found
             at = chunk.next_offset
+
+    def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> StoredAppend:
+        """Append payloads with a producer's number, and commit them."""
+        answers: list[StoredAppend] = []
+        self.store.append_once(
+            self.store.topic(topic), _records(payloads), producer, number, answers.append
+        )
+        self.runner.run()
+        return answers[0]
 
     def stage(self, *blocks: tuple[str, Sequence[bytes]]) -> str:
         """Upload blocks, each a topic and its payloads; return the staged file's id."""

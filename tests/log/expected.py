@@ -25,6 +25,9 @@ class ExpectedTopic:
     """Records before `start_asked` may be gone; records before `start_answered` must be gone."""
     start_destroyed: int = 0
     """End of the last destroyed life. A destruction is synced, whatever the durability."""
+    numbered: dict[tuple[str, int], bytes] = field(default_factory=dict)
+    """Payload of every numbered record that was ever being written, by producer and number."""
+    numbered_answered: set[tuple[str, int]] = field(default_factory=set)
 
 
 class Expected:
@@ -71,6 +74,12 @@ class Expected:
         self.trim_answered(name, offset)
         self.topics[name].start_destroyed = offset
 
+    def number_asked(self, name: str, producer: str, number: int, payload: bytes) -> None:
+        self.topics[name].numbered[producer, number] = payload
+
+    def number_answered(self, name: str, producer: str, number: int) -> None:
+        self.topics[name].numbered_answered.add((producer, number))
+
     def cursor_asked(self, name: str, reader: str, at: Position | None) -> None:
         self.cursors.setdefault((name, reader), [None]).append(at)
 
@@ -86,6 +95,7 @@ class Expected:
         for name, topic in self.topics.items():
             if name.startswith(prefix):
                 topic.acknowledged.clear()
+                topic.numbered_answered.clear()
                 topic.start_answered = topic.start_destroyed
 
     def forget(self, prefix: str) -> None:
@@ -122,13 +132,32 @@ class Expected:
             )
 
     def go_on(self, store: StepStore, payload: bytes) -> None:
-        """Append to every topic."""
-        for name in list(self.topics):
+        """Append to every topic, and send every numbered record again."""
+        for name, expected in list(self.topics.items()):
             end = store.store.topic(name).end
             store.append(name, payload)
             self.begun(name, end.offset, end.ordinal, [pack_record(payload)])
             topic = store.store.topic(name)
             self.acknowledged(name, end.offset, end.ordinal, [pack_record(payload)], topic.epoch)
+            for (producer, number), numbered in sorted(expected.numbered.items()):
+                self.say_again(store, name, producer, number, numbered)
+
+    def say_again(
+        self, store: StepStore, name: str, producer: str, number: int, payload: bytes
+    ) -> None:
+        before = store.store.topic(name).end
+        answer = store.append_once(name, producer, number, payload)
+        if (producer, number) in self.topics[name].numbered_answered:
+            assert answer.duplicate, f"{name}: {producer} {number} was stored twice"
+        if not answer.duplicate:
+            # The record was not stored the first time, so its payload may occur only once now.
+            stored = [one for _, one in read(store, store.store.topic(name)).values()]
+            assert stored.count(payload) == 1
+            records = [pack_record(payload)]
+            self.begun(name, before.offset, before.ordinal, records)
+            epoch = store.store.topic(name).epoch
+            self.acknowledged(name, before.offset, before.ordinal, records, epoch)
+        self.number_answered(name, producer, number)
 
 
 class ExpectingListener(RecordingListener):

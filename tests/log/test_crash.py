@@ -49,6 +49,19 @@ class Run:
         store.append({store.topic(name): records}, lambda: None)
         self._run()
 
+    def append_once(self, name: str, number: int, size: int = 20) -> None:
+        payload = b"%d numbered" % number + bytes(size)
+        self.tell("number_asked", name, "p", number, payload)
+        store = self.store.store
+        store.append_once(
+            store.topic(name),
+            [pack_record(payload)],
+            "p",
+            number,
+            lambda _: self.tell("number_answered", name, "p", number),
+        )
+        self._run()
+
     def trim(self, name: str) -> None:
         """Trim the first half."""
         topic = self.store.store.topic(name)
@@ -117,20 +130,20 @@ def everything(run: Run) -> None:
     """Do every kind of operation once."""
     run.append("a")
     run.append("a", "written/w")
-    run.append("a")
+    run.append_once("a", 1)
     run.append("written/w", size=700)
     run.set_cursors("r", "a", "written/w")
     run.rotate()
     run.append("a", "b", size=300)
     run.append("written/w")
-    run.append("written/w")
+    run.append_once("written/w", 1)
     run.set_cursors("r", "a")
     run.set_cursors("s", "b")
     run.drop_cursors("r", "written/w")
     run.rotate()
     run.append("written/w")
     run.trim("a")
-    run.append("a", size=600)
+    run.append_once("a", 2, size=600)
     run.destroy("b")
     run.set_cursors("r", "written/w", "b")
     run.rotate()
@@ -146,7 +159,7 @@ def recycling(run: Run) -> None:
         run.append("a", "written/w", size=(37 * number) % 500)
         run.append("written/w", size=(91 * number) % 900)
         if number % 3 == 0:
-            run.append("a", size=40 * number)
+            run.append_once("a", number, size=40 * number)
         if number == 5:
             run.append_many("a", 120)
         if number % 2:

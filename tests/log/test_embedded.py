@@ -363,6 +363,7 @@ def test_a_start_that_was_trimmed_does_not_go_back_in_memory(open_store, tmp_pat
 def test_topics_in_memory_leave_nothing_on_disk(store):
     before = store.store.last_sequence
     store.append("memory/topic", b"x")
+    store.append_once("memory/topic", "p", 1, b"y")
     store.trim("memory/topic", store.store.topic("memory/topic").end)
     store.destroy("memory/topic")
     assert store.store.last_sequence == before
@@ -415,6 +416,21 @@ def test_a_fault_in_one_caller_does_not_keep_a_commit_from_the_others(store):
     store.runner.run()
     assert heard == [1]
     assert store.payloads("t") == [b"a", b"b"]
+
+
+def test_a_fault_in_a_numbered_append_does_not_keep_a_commit_from_the_others(store):
+    answers = []
+
+    def faulty(stored):
+        raise RuntimeError("a connection that is gone")
+
+    topic = store.store.topic("t")
+    for number, done in ((1, faulty), (1, answers.append), (2, answers.append)):
+        store.store.append_once(topic, [pack_record(b"%d" % number)], "p", number, done)
+    store.runner.run()
+    assert [answer.duplicate for answer in answers] == [True, False]
+    assert [one.records for one in store.listener.appended] != []
+    assert store.payloads("t") == [b"1", b"2"]
 
 
 def test_a_topic_that_was_made_again_is_listed_while_its_first_life_is_applied(open_store):

@@ -76,6 +76,7 @@ class Model:
     epoch: int = 0
     ms: int = 0
     exists: bool = False
+    numbers: dict[str, dict[int, int]] = field(default_factory=dict)
 
     def append(self, payloads: list[bytes], ms: int) -> None:
         assert ms >= self.ms, "times never decrease"
@@ -136,6 +137,28 @@ class LogMachine(RuleBasedStateMachine):
             assert (one.offset, one.ordinal) == model.end
             model.append(batches.pop(one.topic.name), one.ms)
         assert not batches
+
+    @rule(name=names, payloads=payloads, producer=st.sampled_from("pq"), step=st.integers(-2, 3))
+    def append_once(self, name: str, payloads: list[bytes], producer: str, step: int) -> None:
+        model = self.models[name]
+        known = model.numbers.setdefault(producer, {})
+        number = max(0, max(known, default=0) + step)
+        answers: list = []
+        records = [pack_record(payload) for payload in payloads]
+        store = self.store.store
+        store.append_once(store.topic(name), records, producer, number, answers.append)
+        self.store.runner.run()
+        self._unless_held_back(answers)
+        if known and number <= max(known):
+            assert answers[0].duplicate
+            assert answers[0].offset in (known.get(number), None)
+            if number in sorted(known)[-8:]:
+                assert answers[0].offset == known[number]
+        else:
+            assert not answers[0].duplicate
+            model.append(payloads, self.store.listener.appended[-1].ms)
+            known[number] = model.end[0]
+            assert answers[0].offset == model.end[0]
 
     @rule(name=names, share=st.floats(0, 1))
     def trim(self, name: str, share: float) -> None:

@@ -30,10 +30,11 @@ def test_a_random_run_survives_crashes_at_random_places(tmp_path, seed):
 
 
 def do_anything(run: Run, chance: random.Random) -> None:
+    numbered = 0
     for _ in range(chance.randrange(5, 30)):
         what = chance.choices(
-            ["append", "many", "trim", "destroy", "rotate", "sync", "apply", "set", "drop"],
-            [13, 1, 1, 1, 4, 1, 2, 3, 1],
+            ["append", "many", "once", "trim", "destroy", "rotate", "sync", "apply", "set", "drop"],
+            [10, 1, 3, 1, 1, 4, 1, 2, 3, 1],
         )[0]
         name = chance.choice(NAMES)
         existing = [known for known in NAMES if run.store.store.topic(known).exists]
@@ -42,6 +43,9 @@ def do_anything(run: Run, chance: random.Random) -> None:
             run.append(*names, size=chance.choice([0, 5, 50, 400, 1500]))
         elif what == "many":
             run.append_many(name, chance.choice([3, 40, 300]))
+        elif what == "once":
+            numbered += 1
+            run.append_once(name, numbered, size=chance.choice([0, 60, 900]))
         elif what == "trim" and existing:
             run.trim(chance.choice(existing))
         elif what == "destroy" and existing:

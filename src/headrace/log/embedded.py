@@ -10,8 +10,9 @@ segments now hold. Reads take records from the tail if they are there, and from 
                             │                             └─ disk full: held back, the same bytes again
                             └─ no free file: held back until the applier frees one
 
-Elsewhere: waiting commits, their entries, and tables of topics, cursors and notes (`log/commit/`), reads
-(`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store (`log/recovery/`).
+Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
+reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
+(`log/recovery/`).
 """
 
 import logging
@@ -27,10 +28,10 @@ from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder
+from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder, Once
 from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
-from headrace.log.commit.tables import Cursors, Handles, Notes, check_position
+from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
@@ -43,6 +44,7 @@ from headrace.log.store import (
     Listener,
     Note,
     Runner,
+    StoredAppend,
     Topic,
 )
 from headrace.model import Durability, Position, check_reader_name
@@ -95,6 +97,7 @@ class EmbeddedStore(ReadSide):
         files = Segments(layout, config.segment.open_files_max, wait_for_disk=wait_for_disk)
         super().__init__(Catalogue.open_for_reading(layout.root), files)
         self._ring = Ring(disk, config.journal.file_bytes, generation, boot_id, clocks.elapsed_s)
+        self._producers = Producers(self._catalogue)
         self._cursors = Cursors(self._catalogue)
         # Several commits must fit into a file, whatever the settings say.
         size_max = config.journal.file_bytes // 4
@@ -170,6 +173,24 @@ class EmbeddedStore(ReadSide):
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         self._next_commit().append(batches, done)
+
+    def append_once(
+        self,
+        topic: Topic,
+        records: list[bytes],
+        producer: str,
+        number: int,
+        done: Callable[[StoredAppend], None],
+    ) -> None:
+        once = Once(topic, records, producer, number)
+        # If a first attempt is pending, both are answered at the same time.
+        if not self._producers.is_waiting(once):
+            known = self._producers.known(once)
+            if known is not None:
+                self._runner.soon(partial(done, known))
+                return
+            self._next_commit().append_once(once)
+        self._producers.wait(once, done)
 
     # Requests of batches
 
@@ -370,7 +391,11 @@ class EmbeddedStore(ReadSide):
             self.version += 1
             for changed in self._watchers:
                 changed()
-        for answer in commit.waiters:
+        answers = commit.waiters
+        last = encoded.appended[len(encoded.appended) - len(commit.onces) :]
+        for once, one in zip(commit.onces, last, strict=True):
+            answers += self._producers.stored(once, one.end, sequence)
+        for answer in answers:
             try:
                 answer()
             except Exception:
@@ -453,6 +478,7 @@ class EmbeddedStore(ReadSide):
             return
         del self._applying[path]
         self._applied = sequence
+        self._producers.applied(sequence)
         self.batches.applied(sequence)
         self.files.close_deleted()
         self._ring.recycle(path)

@@ -116,6 +116,14 @@ class Appended(NamedTuple):
     """The same records as journal entries."""
 
 
+class StoredAppend(NamedTuple):
+    """The answer to an idempotent append."""
+
+    offset: int | None
+    """Offset just past the last record; None for a duplicate whose offset is no longer known."""
+    duplicate: bool
+
+
 class Cursor(NamedTuple):
     """The durable position of a reader in a topic, at which the reader continues."""
 
@@ -299,6 +307,16 @@ class Store(Protocol):
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
         """Append whole records; call `done` when all are as durable as their topics require."""
+
+    def append_once(
+        self,
+        topic: Topic,
+        records: list[bytes],
+        producer: str,
+        number: int,
+        done: Callable[[StoredAppend], None],
+    ) -> None:
+        """Append unless this number of the producer, or a later one, was stored before."""
 
     def reader(self, topic: Topic) -> Reader: ...
 

@@ -595,7 +595,7 @@ def _schema(script: str) -> list[tuple[object, ...]]:
 def test_a_directory_of_format_1_is_verified_opened_and_loses_nothing(open_store, tmp_path):
     store = open_store()
     store.append("a", b"one", b"two")
-    store.append("b", b"three")
+    store.append_once("b", "p", 7, b"numbered")
     store.append("gone", b"x")
     store.destroy("gone")
     end = store.store.topic("gone").end
@@ -609,7 +609,7 @@ def test_a_directory_of_format_1_is_verified_opened_and_loses_nothing(open_store
     assert store._catalogue.meta().format == FORMAT
     store._catalogue.check()
     assert store.payloads("a") == [b"one", b"two"]
-    assert store.payloads("b") == [b"three"]
+    assert store.append_once("b", "p", 7, b"numbered").duplicate
     assert store.store.topic("gone").end[1:] == end[1:]
     assert store.batch("p", 0, stage(store)) == NEW
     store.crash()
@@ -620,6 +620,12 @@ def test_a_catalogue_whose_tables_are_not_those_of_its_format_is_damaged(store):
     catalogue.put_meta(msgspec.structs.replace(catalogue.meta(), format=1))
     with pytest.raises(DamagedCatalogueError, match="not those of its format"):
         catalogue.check()
+
+
+def test_a_producers_numbers_of_batches_are_not_those_of_a_topic(store):
+    store.batch("p", 9, stage(store))
+    assert not store.append_once("a", "p", 1, b"numbered").duplicate
+    assert store.batch("p", 10, stage(store)) == NEW
 
 
 def test_entries_of_the_journal_have_the_documented_kinds():

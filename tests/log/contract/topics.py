@@ -10,7 +10,7 @@ import pytest
 
 from headrace.errors import BadCursorError, BadReaderNameError
 from headrace.log.records import pack_record, split_records
-from headrace.log.store import CURSORS_SET_MAX, Store, Topic
+from headrace.log.store import CURSORS_SET_MAX, Store, StoredAppend, Topic
 from headrace.model import Position
 
 PAYLOADS = [b"first", b"", b"x" * 300, b"fourth", b"\0" * 8, b"the last of them"]
@@ -52,6 +52,16 @@ class Harness(ABC):
         self.store.append({self.topic(name): records}, lambda: done.append(True))
         self.flush()
         assert done == [True], "every append is answered, once"
+
+    def append_once(
+        self, producer: str, number: int, *payloads: bytes, name: str = "topic"
+    ) -> StoredAppend:
+        answers: list[StoredAppend] = []
+        records = [pack_record(payload) for payload in payloads]
+        self.store.append_once(self.topic(name), records, producer, number, answers.append)
+        self.flush()
+        assert len(answers) == 1, "every append is answered, once"
+        return answers[0]
 
     def trim(self, position: Position, name: str = "topic") -> None:
         done: list[bool] = []
@@ -431,6 +441,66 @@ class StoreContract:
         harness.settle()
         assert harness.read() == [(end.offset, end.ordinal, b"third")]
 
+    # Idempotence
+
+    def test_a_number_is_stored_once(self, harness):
+        first = harness.append_once("p", 1, b"one", b"two")
+        assert first == StoredAppend(harness.topic().end_offset, duplicate=False)
+        again = harness.append_once("p", 1, b"one", b"two")
+        assert again == StoredAppend(first.offset, duplicate=True)
+        harness.settle()
+        assert harness.append_once("p", 1, b"one", b"two") == again
+        assert harness.payloads() == [b"one", b"two"]
+
+    def test_a_lower_number_is_a_duplicate_and_a_higher_one_is_new(self, harness):
+        harness.append_once("p", 5, b"five")
+        assert harness.append_once("p", 3, b"three") == StoredAppend(None, duplicate=True)
+        assert not harness.append_once("p", 9, b"nine").duplicate
+        assert harness.payloads() == [b"five", b"nine"]
+
+    def test_producers_and_topics_are_told_apart(self, harness):
+        assert not harness.append_once("p", 1, b"a").duplicate
+        assert not harness.append_once("q", 1, b"b").duplicate
+        assert not harness.append_once("p", 1, b"c", name="other").duplicate
+
+    def test_an_append_that_comes_again_while_it_is_written_is_answered_with_it(self, harness):
+        answers = []
+        topic = harness.topic()
+        for _ in range(3):
+            harness.store.append_once(topic, [pack_record(b"x")], "p", 1, answers.append)
+        assert answers == []
+        harness.flush()
+        end = harness.topic().end_offset
+        assert answers == [
+            StoredAppend(end, False),
+            StoredAppend(end, True),
+            StoredAppend(end, True),
+        ]
+        assert harness.payloads() == [b"x"]
+
+    def test_numbered_and_plain_appends_keep_their_order(self, harness):
+        topic = harness.topic()
+        store = harness.store
+        store.append({topic: [pack_record(b"plain")]}, lambda: None)
+        store.append_once(topic, [pack_record(b"numbered")], "p", 1, lambda _: None)
+        harness.flush()
+        store.append_once(topic, [pack_record(b"numbered 2")], "p", 2, lambda _: None)
+        harness.flush()
+        harness.append(b"plain 2")
+        assert harness.payloads() == [b"plain", b"numbered", b"numbered 2", b"plain 2"]
+        ordinals = [ordinal for _, ordinal, _ in harness.read()]
+        assert ordinals == list(range(ordinals[0], ordinals[0] + 4))
+
+    def test_numbers_outlive_trim_and_destruction(self, harness):
+        harness.append_once("p", 1, b"one")
+        harness.trim(harness.topic().end)
+        harness.settle()
+        assert harness.append_once("p", 1, b"one").duplicate
+        harness.destroy()
+        harness.settle()
+        assert harness.append_once("p", 1, b"one").duplicate
+        assert not harness.append_once("p", 2, b"two").duplicate
+
     # Restarting
 
     @pytest.mark.parametrize("settled", [False, True])
@@ -470,6 +540,19 @@ class StoreContract:
         harness.append(b"new", name="other")
         assert harness.read(name="other") == [(end.offset, end.ordinal, b"new")]
         assert harness.topic("other").epoch > end.epoch
+
+    @pytest.mark.parametrize("settled", [False, True])
+    @pytest.mark.parametrize("clean", [False, True])
+    def test_numbers_outlive_the_store(self, harness, clean, settled):
+        stored = harness.append_once("p", 7, b"seven")
+        if settled:
+            harness.settle()
+        harness.restart(clean=clean)
+        self._skip_unless_persistent(harness)
+        assert harness.append_once("p", 7, b"seven") == StoredAppend(stored.offset, duplicate=True)
+        assert harness.append_once("p", 6, b"six").duplicate
+        assert not harness.append_once("p", 8, b"eight").duplicate
+        assert harness.payloads() == [b"seven", b"eight"]
 
     # Cursors
 
@@ -611,6 +694,10 @@ class StoreContract:
 
         harness.append(*PAYLOADS)
         assert changed()
+        harness.append_once("p", 1, b"once")
+        assert changed()
+        harness.append_once("p", 1, b"once")
+        assert not changed()
         harness.set_cursors("a", {"topic": harness.topic().end})
         harness.settle()
         assert not changed()
@@ -628,7 +715,7 @@ class StoreContract:
 
     def test_a_store_starts_empty_after_topics_in_memory(self, harness):
         harness.append(*PAYLOADS)
-        harness.append(b"x", name="other")
+        harness.append_once("p", 1, b"numbered", name="other")
         harness.restart(clean=True)
         if harness.persistent:
             pytest.skip("does not apply: these topics outlive the store")

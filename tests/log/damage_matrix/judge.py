@@ -399,6 +399,7 @@ class Trial:
         store.runner.run()
         if not committed:
             self._fault("takes no appends", store.store.held_back)
+        self._say_again(store)
         after = {name: read(store, store.store.topic(name)) for name in self.world.topics}
         for name, before in served.topics.items():
             if name in after and not before.items() <= after[name].items():
@@ -413,6 +414,18 @@ class Trial:
             return expected.end
         first = min(unnoticed)
         return first, expected.records[first][0]
+
+    def _say_again(self, store: StepStore) -> None:
+        for (name, producer), (number, payload) in self.world.producers.items():
+            hit = any(
+                pack_record(payload) in group.records and self._is_hit(group)
+                for group in self.world.groups
+            )
+            known = not hit and not self._is_named(producer.encode())
+            if self.world.topics[name].exists and known:
+                answer = store.append_once(name, producer, number, payload)
+                if not answer.duplicate:
+                    self._fault("state: lost", f"producer {producer} of {name}")
 
     # The second start
 

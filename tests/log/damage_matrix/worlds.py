@@ -111,6 +111,8 @@ class World:
     """All positions that a cursor was ever set to, by topic and reader; the current one is last."""
     notes: dict[bytes, list[bytes | None]] = field(default_factory=dict)
     """All values that a note ever had, by key; the current one is last."""
+    producers: dict[tuple[str, str], tuple[int, bytes]] = field(default_factory=dict)
+    """Last number and payload of each producer, by topic and producer."""
     pending: list["PendingBlock"] = field(default_factory=list)
     """Blocks that a decided batch still has to append."""
     batched: set[bytes] = field(default_factory=set)
@@ -180,6 +182,12 @@ class Builder:
         """Append the given payloads in one commit; each payload has to be unique."""
         self.store.append(name, *payloads)
         return self._commit()
+
+    def append_once(self, name: str, producer: str, number: int, size: int) -> None:
+        payload = self.payload(size)
+        self.store.append_once(name, producer, number, payload)
+        self._commit(producer.encode())
+        self.world.producers[name, producer] = number, payload
 
     def note(self, name: str, key: bytes, size: int) -> None:
         """Append a record and set a note in one change."""
@@ -448,7 +456,8 @@ def _fill(builder: Builder, names: Sequence[str], commits: int, first: int = 0) 
 
 
 def _state(builder: Builder, name: str, other: str, tag: str) -> None:
-    """Add some of everything that is not a plain record: a note, cursors and a batch."""
+    """Add some of everything that is not a plain record: a producer, a note, cursors and a batch."""
+    builder.append_once(name, f"producer-{tag}", 7, 50)
     builder.note(name, f"note-{tag}".encode(), 200)
     builder.set_cursors(f"reader-{tag}", name, other)
     builder.batch(f"batches-{tag}", 1, (name, [40, 50]), (other, [60]))

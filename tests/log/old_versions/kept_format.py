@@ -60,6 +60,10 @@ def describe(world: World) -> dict[str, Any]:
             [name, reader, *values[-1]] for (name, reader), values in sorted(world.cursors.items())
         ],
         "notes": {key.decode(): values[-1].decode() for key, values in sorted(world.notes.items())},
+        "producers": [
+            [name, producer, number, payload.decode()]
+            for (name, producer), (number, payload) in sorted(world.producers.items())
+        ],
         "pending": [
             [block.topic, [payload.decode() for payload in block.payloads]]
             for block in world.pending

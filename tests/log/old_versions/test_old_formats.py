@@ -62,6 +62,8 @@ def test_everything_is_served_at_its_offsets(expected, tmp_path, boot):
 
 def test_it_goes_on_where_it_ended(expected, tmp_path, boot):
     store = start(tmp_path, expected, boot)
+    for name, producer, number, payload in expected["producers"]:
+        assert store.append_once(name, producer, number, payload.encode()).duplicate
     for name, topic in expected["topics"].items():
         store.append(name, b"written by this version")
         one = store.listener.appended[-1]

@@ -79,6 +79,7 @@ def check(store: StepStore, old: dict[str, Any], *, jumped: bool = False) -> Non
     for name, channel in old["channels"].items():
         members = {one["processor"] for one in channel["members"]}
         assert {one.name for one in read_members(store.store, name)} == members
+    assert store.append_once(MAIN, "producer", 7, b"again").duplicate
 
 
 def test_the_first_start_renames_everything(old, tmp_path, caplog):

@@ -448,7 +448,7 @@ def make_format_2(path):
 def test_a_directory_of_format_2_is_verified_opened_and_loses_nothing(open_store, killed):
     store = open_store()
     store.append("a", b"one", b"two")
-    store.append("b", b"five")
+    store.append_once("b", "p", 7, b"numbered")
     store.batch("p", 3, store.stage(("a", [b"three"])))
     store.store.set_cursors("r", {"a": store.store.topic("a").end}, lambda: None)
     store.runner.run()
@@ -469,7 +469,7 @@ def test_a_directory_of_format_2_is_verified_opened_and_loses_nothing(open_store
     store._catalogue.check()
     assert store._catalogue._schema() == _sound_schema(3)
     assert store.payloads("a") == [b"one", b"two", b"three", b"four"]
-    assert store.payloads("b") == [b"five"]
+    assert store.append_once("b", "p", 7, b"numbered").duplicate
     assert store.batch("p", 3, store.stage(("a", [b"three"]))).duplicate
     assert [one.reader for one in store.store.cursors(limit=9)] == ["r"]
     put(store, key=b"value")

@@ -9,6 +9,7 @@ from headrace.log.catalogue.catalogue import BACKUP_NAME, FILE_NAME
 from headrace.log.disk import Disk
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows, row_position
 from headrace.log.recovery import rebuild
+from headrace.log.store import StoredAppend
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP
 from tests.log.expected import read
@@ -286,17 +287,18 @@ def test_the_journal_is_read_when_there_is_nothing_else(open_store):
 
 def test_producers_come_back_from_the_backup_and_from_the_journal(open_store):
     store = open_store()
-    store.batch("early", 3, store.stage(("topic", [b"x"])))
+    store.append_once("topic", "early", 3, b"x")
     store.settle()
     store._catalogue.keep_backup(Disk())
-    store.batch("late", 5, store.stage(("topic", [b"y"])))
+    store.append_once("topic", "late", 5, b"y")
     store.settle()
+    end = store.store.topic("topic").end_offset
     store.crash()
     (store.layout.root / FILE_NAME).write_bytes(b"")
     store = open_store()
-    assert store.batch("early", 3, store.stage(("topic", [b"x"]))).duplicate
-    assert store.batch("late", 5, store.stage(("topic", [b"y"]))).duplicate
-    assert not store.batch("late", 6, store.stage(("topic", [b"z"]))).duplicate
+    assert store.append_once("topic", "early", 3, b"x").duplicate
+    assert store.append_once("topic", "late", 5, b"y") == StoredAppend(end, duplicate=True)
+    assert not store.append_once("topic", "late", 6, b"z").duplicate
     assert any("from the backup" in report for report in store.reports)
 
 
@@ -321,13 +323,13 @@ def test_a_topic_that_was_destroyed_after_the_backup_does_not_come_back(open_sto
 def test_rows_that_hold_are_taken_from_the_damaged_catalogue_itself(open_store):
     store = open_store()
     fill(store)
-    store.batch("p", 1, store.stage(("topic", [b"x"])))
+    store.append_once("topic", "p", 1, b"x")
     store.settle()
     store._catalogue._db.execute("UPDATE topics SET crc = crc + 1")
     store.crash()
     store = open_store()
     assert store.payloads("topic") == [*PAYLOADS, b"x"]
-    assert store.batch("p", 1, store.stage(("topic", [b"x"]))).duplicate
+    assert store.append_once("topic", "p", 1, b"x").duplicate
     assert any("a row of topics is damaged" in report for report in store.reports)
     assert any("from the damaged file" in report for report in store.reports)
     kept = [path for path in store.layout.root.iterdir() if path.name.startswith("damaged-")]

@@ -1,5 +1,7 @@
 """Restarts: acknowledged records are there, losses are reported, and no position gets other bytes."""
 
+import shutil
+
 import pytest
 
 from headrace.config.settings import PrefixRule
@@ -277,6 +279,30 @@ def test_of_a_last_commit_only_what_is_damaged_is_dropped(open_store):
     assert store.payloads("a") == [b"first", b"last"]
     assert store.payloads("b") == []
     assert store.payloads("c") == [b"last"]
+
+
+def test_an_append_with_a_number_is_stored_whole_or_not_at_all(open_store):
+    store = open_store()
+    store.append("topic", b"before")
+    payloads = [b"%04d" % number for number in range(1300)]
+    assert not store.append_once("topic", "p", 1, *payloads).duplicate
+    store.crash()
+    found = Journal(store)
+    path, position, frame = found.frames()[-1]
+    pieces = [len(encode_entry(*entry, seed=0)) for entry in frame.entries]
+    assert [entry.kind for entry in frame.entries] == [journal.NAMES, *[journal.APPEND] * 3]
+    names, *pieces = pieces
+    whole = path.read_bytes()
+    for cut in (pieces[0] + 1000, pieces[0] + pieces[1] + 10, sum(pieces) - 1):
+        cut += names
+        at = position + FRAME_HEAD_BYTES + cut
+        path.write_bytes(whole[:at] + bytes(len(whole) - at))
+        copy = store.layout.root.parent / f"{cut}"
+        shutil.copytree(store.layout.root, copy)
+        again = open_store(tiny(copy))
+        assert again.payloads("topic") == [b"before"]
+        assert not again.append_once("topic", "p", 1, *payloads).duplicate
+        assert again.payloads("topic") == [b"before", *payloads]
 
 
 def test_what_an_earlier_use_left_in_a_torn_frame_brings_no_topic_back(open_store):

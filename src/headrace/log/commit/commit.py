@@ -28,6 +28,15 @@ _NAMES_IN_FILE_MAX = 100_000
 """Largest number of topics created in one journal file whose names the next file repeats."""
 
 
+class Once(NamedTuple):
+    """An append with its producer's number, which makes the append idempotent."""
+
+    topic: Topic
+    records: list[bytes]
+    producer: str
+    number: int
+
+
 class Decision(NamedTuple):
     producer: str
     number: int
@@ -69,6 +78,7 @@ class Commit:
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
+        self.onces: list[Once] = []
         self.decisions: list[Decision] = []
         self.parts: list[tuple[Topic, BatchPart]] = []
         """Parts of batches, in the order of each batch."""
@@ -98,6 +108,7 @@ class Commit:
             topic in self.appends
             or topic in self.changed
             or topic in self.destroyed
+            or any(once.topic is topic for once in self.onces)
             or any(trim.topic is topic for trim in self.trims)
             or any(other is topic for other, _ in self.parts)
         )
@@ -160,6 +171,8 @@ class Encoder:
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
             self._parts(commit.parts, entries, appended)
+        for once in commit.onces:
+            self._once(once, entries, appended)
         self._controls(commit, number, entries, appended)
         if number:
             self._note_names(commit, entries)
@@ -307,16 +320,38 @@ class Encoder:
             ms, records = self._time(topic), BlockRecords(blocks)
             appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
 
+    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> None:
+        topic, records, name, number = once
+        if topic.id == 0:
+            entries.append(self._create(topic))
+        offset, ordinal = _end(topic, appended)
+        ms = self._time(topic)
+        producer = Producer(name.encode(), number)
+        made, end = self._append_entries(topic, offset, ordinal, ms, records, producer)
+        entries += made
+        appended.append(Appended(topic, offset, end, ordinal, ms, records, made))
+
     def _append_entries(
-        self, topic: Topic, offset: int, ordinal: int, ms: int, records: list[bytes]
+        self,
+        topic: Topic,
+        offset: int,
+        ordinal: int,
+        ms: int,
+        records: list[bytes],
+        producer: Producer | None = None,
     ) -> tuple[list[bytes], int]:
         """Encode the records as entries, none longer than a run may be; also return the end offset."""
+        pieces = list(_pieces(records))
         entries: list[bytes] = []
-        for piece in _pieces(records):
-            data, count, seed = b"".join(piece), len(piece), self._seed
+        extra = b""
+        for left, piece in zip(reversed(range(len(pieces))), pieces, strict=True):
+            data = b"".join(piece)
+            if producer is not None:
+                extra = _pack(Producer(producer.name, producer.number, left))
+            count, seed = len(piece), self._seed
             entries.append(
                 journal.encode_entry(
-                    journal.APPEND, topic.id, offset, ordinal, count, ms, b"", data, seed=seed
+                    journal.APPEND, topic.id, offset, ordinal, count, ms, extra, data, seed=seed
                 )
             )
             offset += len(data)

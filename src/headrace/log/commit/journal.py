@@ -83,7 +83,7 @@ class Producer(msgspec.Struct, frozen=True, array_like=True):
     name: bytes
     number: int
     pieces_left: int = 0
-    """Only read: number of further entries of the same commit that belong to an append with a number."""
+    """Number of further entries of the same commit that belong to this append."""
     progress: Progress | None = None
     """For records of a batch: the batch's progress including this entry."""
 

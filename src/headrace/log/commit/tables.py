@@ -1,4 +1,4 @@
-"""Tables in memory: handles of topics, cursors and notes.
+"""Tables in memory: handles of topics, cursors, notes, and numbers of producers.
 
 The catalogue is some seconds behind the commits. Each table knows what was committed since then, and asks the
 catalogue for everything older. When a journal file is applied, the tables forget what the catalogue has now.
@@ -6,24 +6,31 @@ The tables write nothing themselves.
 """
 
 from bisect import bisect_left
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice
 from operator import attrgetter
 from weakref import WeakValueDictionary
 
+import msgspec
 from sortedcontainers import SortedList
 
 from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
-from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, Topic
+from headrace.log.commit.commit import Once
+from headrace.log.commit.journal import RECENT_MAX, Recent
+from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
 from headrace.model import Durability, Position
 
 CURSORS_MAX = 100_000
 """Largest number of cursors, over all readers and topics; further new cursors are refused."""
+
+PRODUCERS_CACHED_MAX = 100_000
+"""Number of producers kept in memory to save reads of the catalogue."""
 
 _STALE_MAX = 64
 """Number by which stale entries may exceed the number of notes before they are cleared."""
@@ -358,3 +365,72 @@ class Notes:
             if 0 < note.due_ms <= self._due_until and note.value is not None
         ]
         heapify(self._due)
+
+
+_Key = tuple[str, str]
+
+
+class Producers:
+    """The last numbers that each producer has appended, so that a repeated append is stored once."""
+
+    def __init__(self, catalogue: Catalogue) -> None:
+        self._catalogue = catalogue
+        self._cached: OrderedDict[_Key, Recent] = OrderedDict()
+        self._unapplied: OrderedDict[_Key, tuple[int, Recent]] = OrderedDict()
+        """Producers with numbers that the catalogue lacks so far, and their last commit. Never evicted."""
+        self._waiting: dict[_Key, dict[int, list[Callable[[StoredAppend], None]]]] = defaultdict(
+            dict
+        )
+
+    def known(self, once: Once) -> StoredAppend | None:
+        """Return the answer for a number that was stored or is waiting; None for a new number."""
+        key = (once.topic.name, once.producer)
+        recent = dict(self._load(key))
+        if once.number > max([*recent, *self._waiting.get(key, {})], default=-1):
+            return None
+        return StoredAppend(recent.get(once.number), duplicate=True)
+
+    def is_waiting(self, once: Once) -> bool:
+        return once.number in self._waiting.get((once.topic.name, once.producer), {})
+
+    def wait(self, once: Once, done: Callable[[StoredAppend], None]) -> None:
+        self._waiting[once.topic.name, once.producer].setdefault(once.number, []).append(done)
+
+    def stored(self, once: Once, end: int, sequence: int) -> list[Callable[[], None]]:
+        """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
+        key = (once.topic.name, once.producer)
+        recent = [*self._load(key), (once.number, end)][-RECENT_MAX:]
+        self._cached.pop(key, None)
+        if sequence:
+            self._unapplied[key] = sequence, recent
+            self._unapplied.move_to_end(key)
+        else:
+            self._cache(key, recent)  # the catalogue never holds producers of `memory` topics
+        waiting = self._waiting[key].pop(once.number)
+        if not self._waiting[key]:
+            del self._waiting[key]
+        return [
+            partial(done, StoredAppend(end, duplicate=index > 0))
+            for index, done in enumerate(waiting)
+        ]
+
+    def applied(self, sequence: int) -> None:
+        """Let producers be evicted whose last commit is at most `sequence`: the catalogue holds them now."""
+        while self._unapplied and next(iter(self._unapplied.values()))[0] <= sequence:
+            key, (_, recent) = self._unapplied.popitem(last=False)
+            self._cache(key, recent)
+
+    def _load(self, key: _Key) -> Recent:
+        if key in self._unapplied:
+            return self._unapplied[key][1]
+        recent = self._cached.pop(key, None)
+        if recent is None:
+            row = self._catalogue.producer(key[0].encode(), key[1].encode())
+            recent = msgspec.msgpack.decode(row.recent, type=Recent) if row is not None else []
+        self._cache(key, recent)
+        return recent
+
+    def _cache(self, key: _Key, recent: Recent) -> None:
+        self._cached[key] = recent
+        if len(self._cached) > PRODUCERS_CACHED_MAX:
+            self._cached.popitem(last=False)
