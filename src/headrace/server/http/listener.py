@@ -12,6 +12,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -42,22 +43,16 @@ _COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_
 """Statuses of the application's answers that mean a broken limit."""
 
 
+@dataclass
 class HttpShared:
     """State that the connections of the HTTP listener share."""
 
-    def __init__(
-        self,
-        connections_max: int,
-        body_bytes_max: int,
-        memory: RequestMemory,
-        refused: Callable[[str, str], None],
-    ) -> None:
-        self.connections_max = connections_max
-        self.body_bytes_max = body_bytes_max
-        """Longest body that any endpoint accepts."""
-        self.memory = memory
-        self.refused = refused
-        """Called with the name of a peer, and with the reason why its request was refused."""
+    connections_max: int
+    body_bytes_max: int
+    """Longest body that any endpoint accepts."""
+    memory: RequestMemory
+    refused: Callable[[str, str], None]
+    """Called with the name of a peer, and with the reason why its request was refused."""
 
 
 class EarlyAnswers:
@@ -132,10 +127,10 @@ class BoundedProtocol(HttpToolsProtocol):
             # The listener speaks only HTTP: the request is answered, and nothing after it is read.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            is_tls = data.startswith(TLS_HELLO)
-            self._refuse(
-                RequestRefusedError(400, TLS_ON_PLAIN_PORT) if is_tls else _refusal_for(error)
-            )
+            if data.startswith(TLS_HELLO):
+                self._refuse(RequestRefusedError(400, TLS_ON_PLAIN_PORT))
+            else:
+                self._refuse(_refusal_for(error))
         except RequestRefusedError as refusal:
             self._refuse(refusal)
 
