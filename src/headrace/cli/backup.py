@@ -9,7 +9,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.common import options
-from headrace.cli.common.output import CommandError, moment, note, with_progress
+from headrace.cli.common.output import CommandError, ProgressBar, moment, note
 from headrace.printing import counted, size
 
 if TYPE_CHECKING:
@@ -44,9 +44,8 @@ def backup(
     from headrace.log.backup import back_up
 
     config = options.load_settings(config_file=config_file, data_dir=data_dir).config
-    made = with_progress(
-        lambda progress: back_up(Path(config.data_dir), target, config.rule, __version__, progress)
-    )
+    with ProgressBar() as bar:
+        made = back_up(Path(config.data_dir), target, config.rule, __version__, bar.advance_to)
     _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
     if not no_verify:
         _verify(target)
@@ -81,9 +80,8 @@ def restore(
     from headrace.log.backup import restore as put_back
 
     directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    made, revoked = with_progress(
-        lambda progress: put_back(source, Path(directory), progress, old=old)
-    )
+    with ProgressBar() as bar:
+        made, revoked = put_back(source, Path(directory), bar.advance_to, old=old)
     _print(made, f"restored {source} to {directory}", as_json=as_json)
     if revoked is None:
         note(
@@ -102,7 +100,8 @@ def restore(
 def _verify(directory: Path) -> None:
     from headrace.log.verify.verify import verify
 
-    report = with_progress(lambda progress: verify(directory, (), progress))
+    with ProgressBar() as bar:
+        report = verify(directory, (), bar.advance_to)
     if report.damaged:
         raise CommandError(
             f"{directory} is finished, but some of it is damaged: "

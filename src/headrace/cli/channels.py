@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.options import App
@@ -142,44 +141,38 @@ def _print(found: list[dict[str, Any]], prefix: str) -> None:
     if not found:
         note("no channels" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("channel", overflow="fold")
-    for heading in ("messages", "size", "snapshot"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("destroyed", no_wrap=True)
-    table.add_column("member", overflow="fold")
-    for heading in ("cursor", "lag"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("lease", no_wrap=True)
     has_trouble = any(one["trouble"] for one in found)
-    if has_trouble:
-        table.add_column("trouble", overflow="fold")
+    rows = []
     for one in found:
-        cells = [
-            printable(one["name"]),
-            f"{one['messages']:,}",
-            size(one["bytes"]),
-            str(one["snapshot"]["offset"]) if one["snapshot"] else "-",
-            "kept" if one["kept"] else moment(one["destroyed_ms"]),
-        ]
-        trouble = [printable(one["trouble"])] if has_trouble else []
+        cells = {
+            "channel": printable(one["name"]),
+            "messages": f"{one['messages']:,}",
+            "size": size(one["bytes"]),
+            "snapshot": str(one["snapshot"]["offset"]) if one["snapshot"] else "-",
+            "destroyed": "kept" if one["kept"] else moment(one["destroyed_ms"]),
+        }
+        trouble = {"trouble": printable(one["trouble"])} if has_trouble else {}
         for member in one["members"] or [None]:
-            table.add_row(*cells, *_member_cells(member, one["now_ms"]), *trouble)
-            cells, trouble = [""] * len(cells), [""] * len(trouble)
-    print_table(table, optional=("snapshot", "size", "lease", "cursor"))
+            rows.append(cells | _member_cells(member, one["now_ms"]) | trouble)
+            cells, trouble = dict.fromkeys(cells, ""), dict.fromkeys(trouble, "")
+    print_table(
+        rows,
+        right=("messages", "size", "snapshot", "cursor", "lag"),
+        optional=("snapshot", "size", "lease", "cursor"),
+    )
 
 
-def _member_cells(member: dict[str, Any] | None, now_ms: int) -> list[str]:
+def _member_cells(member: dict[str, Any] | None, now_ms: int) -> dict[str, str]:
     if member is None:
-        return ["-", "", "", ""]
+        return {"member": "-", "cursor": "", "lag": "", "lease": ""}
     until_ms = member["leased_until_ms"]
     lease = "ended" if until_ms <= now_ms else moment(until_ms)
-    return [
-        printable(member["processor"]),
-        str(member["cursor"]),
-        f"{member['lag_messages']:,}",
-        "here" if member["present"] else lease,
-    ]
+    return {
+        "member": printable(member["processor"]),
+        "cursor": str(member["cursor"]),
+        "lag": f"{member['lag_messages']:,}",
+        "lease": "here" if member["present"] else lease,
+    }
 
 
 # Output as sentences

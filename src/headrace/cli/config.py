@@ -6,7 +6,6 @@ from itertools import groupby
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.output import print_table
@@ -83,16 +82,13 @@ def _is_masked(config: Config, key: str) -> bool:
 
 
 def _print_table(loaded: Loaded) -> None:
-    table = Table("setting", "value", "from", box=None, pad_edge=False)
-    for key in SETTINGS:
-        table.add_row(key, str(shown_of(loaded.config, key)), loaded.origins[key])
+    rows = [(key, str(shown_of(loaded.config, key)), loaded.origins[key]) for key in SETTINGS]
     for rule, origin in _rules(loaded):
-        changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
-        table.add_row(f"topics {quoted(rule.prefix)}", changes, origin)
+        rows.append((f"topics {quoted(rule.prefix)}", ", ".join(_lines(_set_in(rule))), origin))
     for token in loaded.config.access.token:
-        rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _shown_of(token))
-        table.add_row(f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"])
-    print_table(table)
+        rest = ", ".join(_lines(_shown_of(token)))
+        rows.append((f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"]))
+    print_table([dict(zip(("setting", "value", "from"), row, strict=True)) for row in rows])
 
 
 def _to_json(loaded: Loaded) -> str:
@@ -139,17 +135,15 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
-        lines += [f"{key} = {_literal(value)}" for key, value in _rest_of(token)]
+        lines += _lines(_rest_of(token))
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
     ]
     for rule in loaded.config.topics:
-        lines += ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
-        lines += [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
+        lines += _rule_lines(rule)
     for rule in BUILT_IN_RULES:
-        lines += ["# built in:", "# [[topics]]", f"# prefix = {_literal(rule.prefix)}"]
-        lines += [f"# {key} = {_literal(value)}" for key, value in _set_in(rule)]
+        lines += ["# built in:", *(f"# {line}" for line in _rule_lines(rule))]
     return "\n".join(lines) + "\n"
 
 
@@ -164,13 +158,7 @@ def to_markdown() -> str:
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
-    rules = [
-        "\n".join(
-            ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
-            + [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
-        )
-        for rule in BUILT_IN_RULES
-    ]
+    rules = ["\n".join(_rule_lines(rule)) for rule in BUILT_IN_RULES]
     return "\n".join(parts) + "\n" + "\n\n".join(rules) + "\n```\n"
 
 
@@ -267,6 +255,14 @@ def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
     for key in RULE_SETTINGS:
         if key != "prefix" and (value := getattr(rule, key)) is not None:
             yield key, _plain(value)
+
+
+def _rule_lines(rule: PrefixRule) -> list[str]:
+    return ["[[topics]]", f"prefix = {_literal(rule.prefix)}", *_lines(_set_in(rule))]
+
+
+def _lines(fields: Iterator[tuple[str, Any]]) -> list[str]:
+    return [f"{key} = {_literal(value)}" for key, value in fields]
 
 
 def _plain(value: Any) -> Any:

@@ -211,7 +211,7 @@ def publish(
     else:
         lines = read_lines(fd, JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
     records = read_records(lines, topic) if as_json else _plain(lines, topic or "")
-    publisher = _Publisher(ProgressBar(None if as_json else _bytes_of(fd)))
+    publisher = _Publisher(None if as_json else _bytes_of(fd))
     try:
         run_with_client(
             options.url_or_default(url),
@@ -225,8 +225,9 @@ def publish(
 
 
 class _Publisher:
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
+    def __init__(self, total_bytes: int | None) -> None:
+        self._bar = ProgressBar()
+        self._total_bytes = total_bytes
         self._started = time.monotonic()
         self.published = 0
         self._acknowledged = 0
@@ -256,7 +257,8 @@ class _Publisher:
             acknowledgement.add_done_callback(self._count)
             self.published += 1
             self._bytes += len(payload)
-        self._bar.advance_to(self._bytes + self.published)  # plus one newline per record
+        # Plus one newline per record.
+        self._bar.advance_to(self._bytes + self.published, self._total_bytes)
 
     def _count(self, acknowledgement: asyncio.Future[None]) -> None:
         if not acknowledgement.cancelled() and acknowledgement.exception() is None:
