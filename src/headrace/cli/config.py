@@ -17,15 +17,7 @@ from headrace.printing import MASK, masked_secret, quoted
 
 
 def config(
-    data_dir: options.DataDir = None,
-    figg: options.Figg = None,
-    ws: options.Ws = None,
-    http: options.ListenHttp = None,
-    durability: options.Durability = None,
-    config_file: options.ConfigFile = None,
-    log_format: options.LogFormat = None,
-    log_level: options.LogLevel = None,
-    others: options.Set = None,
+    settings: options.Settings,
     as_json: options.Json = False,
     as_toml: Annotated[
         bool, typer.Option("--toml", help="Print a complete, commented TOML file.")
@@ -43,17 +35,7 @@ def config(
     headrace config --toml > headrace.toml
     """
     options.only_one(json=as_json, toml=as_toml, markdown=as_markdown)
-    loaded = options.load_settings(
-        config_file=config_file,
-        data_dir=data_dir,
-        figg=figg,
-        ws=ws,
-        http=http,
-        durability=durability,
-        log_format=log_format,
-        log_level=log_level,
-        others=others,
-    )
+    loaded = settings.load()
     if as_json:
         typer.echo(_to_json(loaded))
     elif as_toml:

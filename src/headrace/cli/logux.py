@@ -95,22 +95,15 @@ def add(
 @app.command("follow")
 def follow(
     log: Log,
-    from_offset: options.FromOffset = None,
-    from_start: options.FromStart = False,
-    last: options.Last = None,
-    since: options.Since = None,
-    count: options.Count = None,
-    until_end: options.UntilEnd = False,
+    span: options.Span,
     as_json: Annotated[
         bool,
         typer.Option(
             "--json", help="Print one object per line: topic, offset, next_offset, id, event."
         ),
     ] = False,
-    url: options.Url = None,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
+    *,
+    connection: options.Connection,
 ) -> None:
     """Print the events of a log of Logux, and wait for more.
 
@@ -121,22 +114,7 @@ def follow(
     headrace logux follow main --from-start
     headrace logux follow main --last 10 --json
     """
-    print_records(
-        LOGUX_PREFIX + log,
-        from_offset=from_offset,
-        from_start=from_start,
-        last=last,
-        since=since,
-        count=count,
-        until_end=until_end,
-        lake=None,
-        as_json=as_json,
-        url=url,
-        http=http,
-        token=token,
-        timeout_s=timeout_s,
-        describe=_describe,
-    )
+    print_records(LOGUX_PREFIX + log, span, connection, as_json=as_json, describe=_describe)
 
 
 def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, Self
 
@@ -22,7 +21,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, moment, note
-from headrace.cli.pipeline.options import Given, ServerAddress, command
+from headrace.cli.pipeline.options import Given, command
 from headrace.config.pipeline import (
     AggregateOptions,
     AggregateStreamOptions,
@@ -154,8 +153,7 @@ def _export(given: Given) -> None:
     headrace pipeline export events --lake /lake --decode json --schema 'id bigint, name string'
     headrace pipeline export --config headrace.toml --master spark://host:7077
     """
-    keywords = given.keywords(ExportOptions)
-    keywords |= given.server(given.values["data_dir"])._asdict()
+    keywords = given.keywords(ExportOptions) | given.server(given.values["data_dir"])
     with _Ending(goes_on=not keywords["once"]) as ending:
         summary = _run("export", keywords | {"stop": ending.asked})
     _print(given, summary, _export_words)
@@ -203,7 +201,7 @@ def _aggregate(given: Given) -> None:
     for name, flag in (("every_s", "--every"), ("batch_bytes", "--batch-bytes")):
         if values[name] is not None and not values["stream"]:
             raise UsageError(f"{flag} needs --stream: without it the job runs once")
-    server = given.server(None if values["publish"] else values["data_dir"])._asdict()
+    server = given.server(None if values["publish"] else values["data_dir"])
     if values["stream"]:
         keywords = given.keywords(AggregateStreamOptions) | server
         with _Ending(goes_on=True) as ending:
@@ -324,7 +322,7 @@ def _replay(given: Given) -> None:
     headrace pipeline replay orders --to test --lake /lake --from-offset 0 --rate 500 --name second
     """
     now = datetime.now().astimezone()
-    keywords = given.keywords(ReplayOptions) | given.server()._asdict()
+    keywords = given.keywords(ReplayOptions) | given.server()
     for name in ("since", "until"):
         if name in keywords:
             keywords[name] = _moment(f"--{name}", keywords[name], now)
@@ -367,8 +365,7 @@ def _report(given: Given) -> None:
     headrace pipeline report --lake /lake --out week.html --json week.json
     headrace pipeline report orders returns --data-dir /var/lib/headrace
     """
-    keywords = given.keywords(ReportOptions)
-    keywords |= given.server(given.values["data_dir"])._asdict()
+    keywords = given.keywords(ReportOptions) | given.server(given.values["data_dir"])
     typer.echo(_report_words(_run("report", keywords)))
 
 
@@ -414,17 +411,16 @@ def _audit(given: Given) -> None:
         raise UsageError(
             "--no-log needs a lake: give --lake DIR, or set lake in [pipeline] of --config"
         )
-    loaded = options.load_settings(config_file=given.config_file, data_dir=data_dir)
-    directory = loaded.config.data_dir
-    server = ServerAddress()
+    settings = options.Settings(data_dir=data_dir, config_file=given.config_file)
+    directory = settings.load().config.data_dir
     # A data directory is preferred: it shows more than a server, which does not expose its journal. A
     # directory that the user names must exist.
-    if http or not (no_log or data_dir or Path(directory).exists()):
-        server = given.server()
-        if not http:
-            text = f"there is no directory {directory} here: reading the log from {server.url}"
-            typer.echo(f"headrace: {text}", err=True)
-    keywords |= {"data_dir": "" if server.url or no_log else directory, **server._asdict()}
+    has_directory = not http and bool(no_log or data_dir or directory.exists())
+    server = given.server(has_directory)
+    if not (http or has_directory):
+        text = f"there is no directory {directory} here: reading the log from {server['url']}"
+        typer.echo(f"headrace: {text}", err=True)
+    keywords |= {"data_dir": directory if has_directory and not no_log else "", **server}
     report = _run("audit", keywords)
     if given.as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
