@@ -125,7 +125,7 @@ def print_records(
     describe: Describe | None = None,
 ) -> None:
     """Run `subscribe` with these options; `describe` is for topics whose records have an envelope."""
-    from_offset, from_start, last, since, count, until_end = span
+    from_offset, from_start, last, since, limit, until_end = span
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
@@ -167,7 +167,7 @@ def print_records(
     printer = _Printer(
         topic=topic,
         offset=from_offset,
-        left=count,
+        left=limit,
         end=end,
         api=api,
         describe=describe or _describe,

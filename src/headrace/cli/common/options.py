@@ -178,7 +178,7 @@ class Span(NamedTuple):
     since: Annotated[
         str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
     ] = None
-    count: Annotated[
+    limit: Annotated[
         int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
     ] = None
     until_end: Annotated[

@@ -92,9 +92,11 @@ class ChannelsApi:
 
     async def leave(self, request: Request) -> Response:
         name, processor = self._asked(request)
-        await self._ask(
-            name, lambda channel, done, _: channel.leave(processor, partial(done, None))
-        )
+
+        def leave(channel: Channel, done: Callable[[None], None], _: _Refuse) -> None:
+            channel.leave(processor, partial(done, None))
+
+        await self._ask(name, leave)
         return _json({"channel": name})
 
     async def send(self, request: Request) -> Response:
@@ -199,12 +201,11 @@ class ChannelsApi:
     async def destroy(self, request: Request) -> Response:
         name = await self._named_by_operator(request)
         told = await self._describe(name)
-        await self._ask(
-            name,
-            lambda channel, done, refuse: channel.destroy(
-                partial(done, None), _unavailable(refuse)
-            ),
-        )
+
+        def destroy(channel: Channel, done: Callable[[None], None], refuse: _Refuse) -> None:
+            channel.destroy(partial(done, None), _unavailable(refuse))
+
+        await self._ask(name, destroy)
         members = len(told["members"])
         return _json({"channel": name, "messages": told["messages"], "members": members})
 
