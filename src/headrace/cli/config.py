@@ -222,7 +222,7 @@ def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
 
 def _rest_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a token except its name."""
-    for key in token.__struct_fields__:
+    for key in TABLE_SETTINGS["access.token"]:
         value = getattr(token, key)
         if key != "name" and value is not None:
             yield key, list(value) if isinstance(value, tuple) else value

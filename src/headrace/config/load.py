@@ -4,6 +4,7 @@ Values that no source gives have their defaults. Every error is one sentence wit
 values and the origin of the wrong value.
 """
 
+import dataclasses
 import difflib
 import json
 import math
@@ -13,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
@@ -50,7 +51,6 @@ class Setting(NamedTuple):
 
     key: str
     type: Any
-    """The Python type for `msgspec.convert`, with the bounds as annotations."""
     default: Any
     doc: str
     unit: str
@@ -60,6 +60,9 @@ class Setting(NamedTuple):
     """True if a value must not be shown in full."""
     reloads: bool
     """True if a running server applies a new value on SIGHUP."""
+    allowed: str
+    """The allowed values as the end of a sentence; empty if type and bounds say it."""
+    bounds: Meta
 
     @property
     def variable(self) -> str:
@@ -69,7 +72,7 @@ class Setting(NamedTuple):
 class TableKind(NamedTuple):
     """A list of tables in the file, each `[[KEY]]`."""
 
-    type: type[Struct]
+    type: type
     """Type of a table. Its first field identifies a table among the others."""
     noun: str
 
@@ -137,25 +140,17 @@ class _Found:
         self.origins[setting.key] = origin
 
 
-def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
+def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iterator[Setting]:
     """Yield the settings of a section and its own sections, in the order of their definition."""
-    hints = get_type_hints(section, include_extras=True)
-    for field in msgspec.structs.fields(section):
-        base, meta = get_args(hints[field.name])
-        if isinstance(base, type) and issubclass(base, Struct):
-            yield from fields_of(base, f"{prefix}{field.name}.")
-        elif prefix + field.name not in TABLES:
-            extra = meta.extra
-            yield Setting(
-                key=prefix + field.name,
-                type=hints[field.name],
-                default=field.default,
-                doc=meta.description,
-                unit=extra["unit"],
-                flag=extra["flag"],
-                is_secret=extra["secret"],
-                reloads=extra["reloads"],
-            )
+    for field in dataclasses.fields(section):
+        key = prefix + field.name
+        # Of a type such as `int | None`, the part that a value has.
+        kind: Any = get_args(field.type)[0] if isinstance(field.type, UnionType) else field.type
+        if dataclasses.is_dataclass(kind):
+            yield from fields_of(kind, f"{key}.", reloads=field.metadata["reloads"])
+        elif key not in TABLES:
+            setting = Setting(key, kind, field.default, **field.metadata)
+            yield setting._replace(reloads=reloads or setting.reloads)
 
 
 def accepted(setting: Setting) -> str:
@@ -166,38 +161,26 @@ def accepted(setting: Setting) -> str:
 
 def allowed(setting: Setting) -> str:
     """Return the allowed values of a setting, as the end of a sentence."""
-    base, meta = _base_and_meta(setting.type)
-    if meta.extra and meta.extra["allowed"]:
-        return str(meta.extra["allowed"])
-    if get_origin(base) is tuple:
-        return "a list of texts"
-    if issubclass(base, StrEnum):
-        return "one of " + ", ".join(base)
-    if base is Address:
-        return "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119"
-    if base is Origins:
-        return (
-            "a list of origins such as https://app.example.com, which are let in besides pages of the host "
-            "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` "
-            "is any page, and an empty list no page at all; in flags and variables with commas"
-        )
-    if base is ReaderNames:
-        return "a list of readers' names such as group:orders; in flags and variables with commas"
-    if base is Path:
-        return "a path"
-    if base is str:
-        return "a text"
-    kind = "a whole number" if base is int else "a number"
-    low = f"over {meta.gt:g}" if meta.gt is not None else f"of at least {meta.ge}"
-    return f"{kind} {low}" + ("" if meta.le == NUMBER_MAX else f" and at most {meta.le}")
+    kind, bounds = setting.type, setting.bounds
+    if setting.allowed or kind in _ALLOWED:
+        return setting.allowed or _ALLOWED[kind]
+    if issubclass(kind, StrEnum):
+        return "one of " + ", ".join(kind)
+    number = "a whole number" if kind is int else "a number"
+    low = f"over {bounds.gt:g}" if bounds.gt is not None else f"of at least {bounds.ge}"
+    return f"{number} {low}" + ("" if bounds.le == NUMBER_MAX else f" and at most {bounds.le}")
 
 
-def _base_and_meta(annotated: Any) -> tuple[type, Meta]:
-    base, meta = get_args(annotated)
-    if get_origin(base) is UnionType:
-        base = next(option for option in get_args(base) if option is not type(None))
-    return base, meta
-
+_ALLOWED: dict[Any, str] = {
+    Address: "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119",
+    Origins: "a list of origins such as https://app.example.com, which are let in besides pages of the host "
+    "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` is any "
+    "page, and an empty list no page at all; in flags and variables with commas",
+    ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    Path: "a path",
+    str: "a text",
+    tuple[str, ...]: "a list of texts",
+}
 
 SETTINGS = {setting.key: setting for setting in fields_of(Config)}
 TABLE_SETTINGS = {
@@ -330,7 +313,7 @@ def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]
 
 
 def _convert(setting: Setting, value: object, origin: str, *, text: bool = False) -> Any:
-    base, meta = _base_and_meta(setting.type)
+    base, bounded = setting.type, Annotated[setting.type, setting.bounds]
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
@@ -340,9 +323,9 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
             converted = _convert_text(base, value)
         elif quantity is not None:
             is_right = quantity.unit == setting.unit
-            converted = msgspec.convert(quantity.value, Annotated[base, meta]) if is_right else None
+            converted = msgspec.convert(quantity.value, bounded) if is_right else None
         else:
-            converted = msgspec.convert(value, Annotated[base, meta], strict=not text)
+            converted = msgspec.convert(value, bounded, strict=not text)
     except ValueError:  # includes msgspec.ValidationError
         converted = None
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
@@ -373,13 +356,13 @@ def _take(table: dict[str, Any], key: str) -> object:
     return inside.pop(name, []) if isinstance(inside, dict) else []
 
 
-def _tables(key: str, tables: object, origin: str) -> tuple[Struct, ...]:
+def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
     kind, settings = TABLES[key], TABLE_SETTINGS[key]
     short_names = _short_names(settings)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{key} must be a list of tables, each under [[{key}]] ({origin})")
     identity = next(iter(settings))
-    made: dict[str, Struct] = {}
+    made: dict[str, Any] = {}
     for number, table in enumerate(tables, 1):
         where = f"[[{key}]] number {number}, {origin}"
         given = _Given()
@@ -391,7 +374,7 @@ def _tables(key: str, tables: object, origin: str) -> tuple[Struct, ...]:
             given.add(setting.key, name, where)
             values[setting.key] = _convert(setting, value, where)
         for setting in settings.values():
-            if setting.default is msgspec.NODEFAULT and setting.key not in table:
+            if setting.default is dataclasses.MISSING and setting.key not in table:
                 raise ConfigError(f"{setting.key} is missing ({where})")
         one = kind.type(**values)
         if getattr(one, identity) in made:
@@ -408,7 +391,7 @@ def _build(values: Mapping[str, object]) -> Config:
         section, dot, name = key.rpartition(".")
         (sections.setdefault(section, {}) if dot else top)[name] = value
     for section, inner in sections.items():
-        top[section] = msgspec.structs.replace(getattr(Config(), section), **inner)
+        top[section] = dataclasses.replace(getattr(Config(), section), **inner)
     return Config(**top)
 
 

@@ -18,8 +18,7 @@ from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError
 from headrace.config.load import load
-from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, fields_of
-from headrace.config.values import Section
+from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, Pipeline, fields_of
 
 _EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that mean: the server listens on all addresses."""
@@ -39,7 +38,7 @@ class Given:
         return bool(self.values["as_json"])
 
     @cached_property
-    def settings(self) -> Section:
+    def settings(self) -> Pipeline:
         """Settings of `[pipeline]`: flags override the environment, which overrides the file."""
         flags: dict[str, object] = {}
         for field in self.fields:
