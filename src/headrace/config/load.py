@@ -93,51 +93,60 @@ def load(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> Loaded:
     """Return the configuration. `flags` maps keys to values; None means that the flag is not given."""
-    found = _Found()
+    values: dict[str, object] = {}
+    origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
     if file is None and environ.get(CONFIG_FILE_VARIABLE):
         file = Path(environ[CONFIG_FILE_VARIABLE])
+    table: dict[str, Any] = {}
     if file is not None:
-        found.read(_read_file(file), f"file {file}")
-    found.next_source()
+        table = _read_file(file)
+        for key in TABLES:
+            origins[key] = f"file {file}"
+            values[key] = _tables(key, _take(table, key), origins[key])
+    for is_text, source in (
+        (False, _in_file(table, f"file {file}")),
+        (True, _in_environment(environ)),
+        (True, _in_flags(flags)),
+    ):
+        names: dict[str, str] = {}
+        for setting, name, value, origin in source:
+            _refuse_other_name(names, setting.key, name, origin)
+            values[setting.key] = _convert(setting, value, origin, text=is_text)
+            origins[setting.key] = origin
+    config = _build(values)
+    _check_listeners(config, origins)
+    for rule in config.topics:
+        _check_rule(rule, origins["topics"])
+    return Loaded(config, origins)
+
+
+_Given = tuple[Setting, str, object, str]
+"""A setting that a source gives: its name there, its value and the origin of the value."""
+
+
+def _in_file(table: dict[str, Any], origin: str) -> Iterator[_Given]:
+    for key, value in _flatten(table, origin):
+        yield _setting(key, value, origin), key, value, origin
+
+
+def _in_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
     for variable, text in environ.items():
         if setting := _setting_of_variable(variable, text):
-            found.add(setting, variable, text, f"environment {variable}", text=True)
-    found.next_source()
+            yield setting, variable, text, f"environment {variable}"
+
+
+def _in_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
     for key, value in flags.items():
         if value is not None:
-            of_flag = _setting(key, value, f"flag --set {key}")
-            origin = f"flag {of_flag.flag or f'--set {key}'}"
-            found.add(of_flag, key, value, origin, text=True)
-    config = _build(found.values)
-    _check_together(config, found.origins)
-    return Loaded(config, found.origins)
+            setting = _setting(key, value, f"flag --set {key}")
+            yield setting, key, value, f"flag {setting.flag or f'--set {key}'}"
 
 
-class _Found:
-    """The values found so far. Later sources override earlier ones."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-        self.origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
-        self._given = _Given()
-
-    def next_source(self) -> None:
-        self._given = _Given()
-
-    def read(self, table: dict[str, Any], origin: str) -> None:
-        """Add the content of a file."""
-        for key in TABLES:
-            self.values[key] = _tables(key, _take(table, key), origin)
-            self.origins[key] = origin
-        for key, value in _flatten(table, origin):
-            self.add(_setting(key, value, origin), key, value, origin)
-
-    def add(
-        self, setting: Setting, name: str, value: object, origin: str, *, text: bool = False
-    ) -> None:
-        self._given.add(setting.key, name, origin)
-        self.values[setting.key] = _convert(setting, value, origin, text=text)
-        self.origins[setting.key] = origin
+def _refuse_other_name(names: dict[str, str], key: str, name: str, origin: str) -> None:
+    """Raise ConfigError if a source gives a setting under two names; `names` has those so far, by key."""
+    other = names.setdefault(key, name)
+    if other != name:
+        raise ConfigError(f"{other} and {name} are the same setting: give one ({origin})")
 
 
 def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iterator[Setting]:
@@ -151,12 +160,6 @@ def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iter
         elif key not in TABLES:
             setting = Setting(key, kind, field.default, **field.metadata)
             yield setting._replace(reloads=reloads or setting.reloads)
-
-
-def accepted(setting: Setting) -> str:
-    """Return everything that a setting accepts, values with units included, as the end of a sentence."""
-    plain = allowed(setting)
-    return f"{plain}, or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else plain
 
 
 def allowed(setting: Setting) -> str:
@@ -189,18 +192,6 @@ TABLE_SETTINGS = {
 RULE_SETTINGS = TABLE_SETTINGS["topics"]
 _SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key}
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
-
-
-class _Given:
-    """The settings that one source gives. Refuses a setting that the source gives under two names."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-
-    def add(self, key: str, name: str, origin: str) -> None:
-        other = self._names.setdefault(key, name)
-        if other != name:
-            raise ConfigError(f"{other} and {name} are the same setting: give one ({origin})")
 
 
 def _setting(key: str, value: object, origin: str) -> Setting:
@@ -331,7 +322,9 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
         # The value may be the secret itself, given in place of its hash.
         shown = "what is there" if setting.is_secret else _shown(value)
-        raise ConfigError(f"{setting.key} must be {accepted(setting)}, not {shown} ({origin})")
+        units = f", or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else ""
+        must = f"{setting.key} must be {allowed(setting)}{units}"
+        raise ConfigError(f"{must}, not {shown} ({origin})")
     return converted
 
 
@@ -365,13 +358,13 @@ def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
     made: dict[str, Any] = {}
     for number, table in enumerate(tables, 1):
         where = f"[[{key}]] number {number}, {origin}"
-        given = _Given()
+        names: dict[str, str] = {}
         values: dict[str, Any] = {}
         for name, value in table.items():
             setting = _named(name, value, settings, short_names, where)
             if setting is None:
                 raise ConfigError(f"there is no setting {name} ({where}){nearest(name, settings)}")
-            given.add(setting.key, name, where)
+            _refuse_other_name(names, setting.key, name, where)
             values[setting.key] = _convert(setting, value, where)
         for setting in settings.values():
             if setting.default is dataclasses.MISSING and setting.key not in table:
@@ -393,12 +386,6 @@ def _build(values: Mapping[str, object]) -> Config:
     for section, inner in sections.items():
         top[section] = dataclasses.replace(getattr(Config(), section), **inner)
     return Config(**top)
-
-
-def _check_together(config: Config, origins: Mapping[str, str]) -> None:
-    _check_listeners(config, origins)
-    for rule in config.topics:
-        _check_rule(rule, origins["topics"])
 
 
 def _check_rule(rule: PrefixRule, origin: str) -> None:
