@@ -234,7 +234,7 @@ class _Printer:
 
     def _print_joined(self, joined: dict[str, Any]) -> None:
         if missed := joined.get("missed"):
-            gone = counted(missed["count"], "message") if missed["count"] else "messages"
+            gone = counted(missed["messages"], "message") if missed["messages"] else "messages"
             self._warn(f"missed {gone}: {missed['reason']}")
         snapshot = joined.get("snapshot")
         if snapshot is None:
