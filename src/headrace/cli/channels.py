@@ -10,7 +10,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
-from headrace.cli.common.server import HttpApi, request
+from headrace.cli.common.server import listed, request
 from headrace.printing import counted, printable, quoted, size
 
 app = App()
@@ -44,7 +44,8 @@ def channels(
         if prefix or as_json or http or token:
             raise UsageError(f"options go behind `{context.invoked_subcommand}`")
         return
-    found = _all_channels(options.http_api(http, token), prefix)
+    api = options.http_api(http, token)
+    found = listed(api, "/v1/channels", "channels", prefix=prefix or None)
     if as_json:
         for one in found:
             typer.echo(json.dumps(one, ensure_ascii=False))
@@ -122,16 +123,6 @@ def destroy(
     gone = request(api, "DELETE", "/v1/channel", name=name)
     what = f"{counted(gone['messages'], 'message')} and {counted(gone['members'], 'member')}"
     note(f"destroyed {printable(name)}, with {what}")
-
-
-def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
-    after = None
-    while True:
-        page = request(api, "GET", "/v1/channels", prefix=prefix or None, after=after)
-        yield from page["channels"]
-        if not page["more"]:
-            return
-        after = page["channels"][-1]["name"]
 
 
 # Output as a table

@@ -59,10 +59,6 @@ def shown_of(config: Config, key: str) -> Any:
     return masked_secret(value) if SETTINGS[key].is_secret else value
 
 
-def _is_masked(config: Config, key: str) -> bool:
-    return bool(shown_of(config, key) != value_of(config, key))
-
-
 def _print_table(loaded: Loaded) -> None:
     rows = [(key, str(shown_of(loaded.config, key)), loaded.origins[key]) for key in SETTINGS]
     for rule, origin in _rules(loaded):
@@ -112,7 +108,7 @@ def _to_toml(loaded: Loaded) -> str:
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
                 f"{name} = {_literal(shown_of(loaded.config, setting.key))}",
             ]
-            if _is_masked(loaded.config, setting.key):
+            if shown_of(loaded.config, setting.key) != value_of(loaded.config, setting.key):
                 lines[-1] = f"# masked, set it yourself: {lines[-1]}"
     lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:

@@ -14,7 +14,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
-from headrace.cli.publish import LineTooLongError, read_lines
+from headrace.cli.publish import LineTooLongError, open_file, read_lines
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
@@ -141,21 +141,11 @@ def _url(ws: str | None, log: str) -> str:
 
 async def _lines(event: str | None, file: Path | None) -> AsyncIterator[list[bytes]]:
     if event is not None and event != "-":
-        yield [event.encode(errors="surrogateescape")]
+        yield [os.fsencode(event)]
         return
-    if file is None:
-        async for lines in read_lines(sys.stdin.fileno(), PAYLOAD_BYTES_MAX):
-            yield lines
-        return
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CommandError(f"cannot read {file}: {error.strerror}") from None
-    try:
-        async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
-            yield lines
-    finally:
-        os.close(fd)
+    fd = sys.stdin.fileno() if file is None else open_file(file)
+    async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
+        yield lines
 
 
 async def _add(
@@ -181,8 +171,7 @@ async def _add(
         raise CommandError(f"{error}, the most an event can have") from None
     except RefusedError as error:
         raise CommandError(f"log {quoted(log)}: {error}") from None
-    what = f"added {counted(added, 'event')}" if added else "added nothing: there was no input"
-    note(what)
+    note(f"added {counted(added, 'event')}" if added else "added nothing: there was no input")
 
 
 _SYNC_S = 30.0

@@ -205,13 +205,17 @@ def publish(
         raise UsageError("name the TOPIC; only the lines of --json can do that themselves")
     if topic is not None:
         check_publish_topic(topic)
-    fd = _open(file) if data is None or data == "-" else None
-    if fd is None:
-        lines = _single(os.fsencode(data or ""))
+    total_bytes = None
+    if data is not None and data != "-":
+        lines = _single(os.fsencode(data))
     else:
+        if file is None and sys.stdin.isatty():
+            note("each line is a record; Ctrl-D ends")
+        fd = sys.stdin.fileno() if file is None else open_file(file)
         lines = read_lines(fd, JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
+        total_bytes = None if as_json else _bytes_of(fd)
     records = read_records(lines, topic) if as_json else _plain(lines, topic or "")
-    publisher = _Publisher(None if as_json else _bytes_of(fd))
+    publisher = _Publisher(total_bytes)
     try:
         run_with_client(
             options.url_or_default(url),
@@ -284,22 +288,16 @@ async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
     yield [payload]
 
 
-def _open(file: Path | None) -> int:
-    if file is not None:
-        try:
-            if file.is_dir():  # opening a directory succeeds, only reading it fails
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CommandError(f"cannot read {file}: {error.strerror}") from None
-    if sys.stdin.isatty():
-        note("each line is a record; Ctrl-D ends")
-    return sys.stdin.fileno()
+def open_file(file: Path) -> int:
+    try:
+        if file.is_dir():  # opening a directory succeeds, only reading it fails
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _bytes_of(fd: int | None) -> int | None:
+def _bytes_of(fd: int) -> int | None:
     """Return the size of a regular file in bytes; None if the input is of another kind."""
-    if fd is None:
-        return None
     status = os.fstat(fd)
     return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -9,7 +9,7 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.output import UsageError, moment, note, print_table
-from headrace.cli.common.server import HttpApi, request
+from headrace.cli.common.server import HttpApi, listed, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import counted, printable, quoted, size
 
@@ -120,7 +120,7 @@ def all_topics(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
     """Yield every topic with its `cursors`. The server sorts both lists by the bytes of the names."""
     cursors = _all_cursors(api, prefix)
     cursor = next(cursors, None)
-    for topic in _listed(api, prefix):
+    for topic in listed(api, "/v1/topics", "topics", prefix=prefix or None, limit=_PAGE):
         mine: list[dict[str, Any]] = []
         while cursor is not None and cursor["topic"] <= topic["name"]:
             if cursor["topic"] == topic["name"]:
@@ -143,13 +143,3 @@ def _all_cursors(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
             yield cursor
         if not page["more"]:
             return
-
-
-def _listed(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
-    after = None
-    while True:
-        page = request(api, "GET", "/v1/topics", prefix=prefix or None, after=after, limit=_PAGE)
-        yield from page["topics"]
-        if not page["more"]:
-            return
-        after = page["topics"][-1]["name"]
