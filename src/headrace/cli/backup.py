@@ -9,6 +9,7 @@ import typer
 
 from headrace import __version__
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, ProgressBar, moment, note
 from headrace.printing import counted, size
 
@@ -16,12 +17,10 @@ if TYPE_CHECKING:
     from headrace.log.backup import BackupManifest
 
 NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not read the copy again to check every checksum.")
+    bool, option("--no-verify", "Do not read the copy again to check every checksum.")
 ]
-Target = Annotated[
-    Path, typer.Argument(metavar="DEST", help="An empty or new directory for the backup.")
-]
-Source = Annotated[Path, typer.Argument(metavar="SRC", help="A directory that `backup` has made.")]
+Target = Annotated[Path, argument("DEST", "An empty or new directory for the backup.")]
+Source = Annotated[Path, argument("SRC", "A directory that `backup` has made.")]
 
 
 def backup(
@@ -56,10 +55,9 @@ def restore(
     data_dir: options.DataDir = None,
     old: Annotated[
         Path | None,
-        typer.Option(
-            "--old",
-            metavar="DIR",
-            help="The data directory that is replaced: what was destroyed, trimmed or dropped there since "
+        option(
+            "--old DIR",
+            "The data directory that is replaced: what was destroyed, trimmed or dropped there since "
             "the backup is not restored.",
         ),
     ] = None,

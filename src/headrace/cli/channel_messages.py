@@ -14,6 +14,7 @@ import typer
 
 from headrace.cli.channels import Name
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.subscribe import text_or_base64
@@ -31,25 +32,19 @@ RETRY_S = 0.5
 
 Processor = Annotated[
     str,
-    typer.Option(
-        "--as",
-        metavar="PROCESSOR",
-        help="The name of this processor: always the same, and no other may have it.",
+    option(
+        "--as PROCESSOR", "The name of this processor: always the same, and no other may have it."
     ),
 ]
-Count = Annotated[
-    int | None, typer.Option("--count", metavar="N", min=1, help="End after this many messages.")
-]
+Count = Annotated[int | None, option("--count N", "End after this many messages.", min=1)]
 MessageJson = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        help="Print one object per line: channel, next_offset, processor, number, payload.",
+    option(
+        "--json", "Print one object per line: channel, next_offset, processor, number, payload."
     ),
 ]
 Leave = Annotated[
-    bool,
-    typer.Option("--leave", help="Leave the channel at the end: no more messages are kept for us."),
+    bool, option("--leave", "Leave the channel at the end: no more messages are kept for us.")
 ]
 
 
@@ -58,17 +53,13 @@ def send(
     processor: Processor,
     data: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="One message; `-` or nothing reads standard input, each line a message.",
-        ),
+        argument("DATA", "One message; `-` or nothing reads standard input, each line a message."),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line a message."),
+        Path | None, option("--file FILE", "Read this file, each line a message.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A message is a JSON value, and not just bytes.")
+        bool, option("--json", "A message is a JSON value, and not just bytes.")
     ] = False,
     http: options.Http = None,
     token: options.Token = None,
@@ -109,7 +100,7 @@ def follow(
     processor: Processor,
     count: Count = None,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="End where the channel ends now, as `fetch` does.")
+        bool, option("--until-end", "End where the channel ends now, as `fetch` does.")
     ] = False,
     leave: Leave = False,
     as_json: MessageJson = False,

@@ -8,25 +8,21 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
 from headrace.cli.common.server import listed, request
 from headrace.printing import counted, printable, quoted, size
 
 app = App()
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name.")]
+Name = Annotated[str, argument("NAME", "The channel's name.")]
 
 
 @app.callback(invoke_without_command=True)
 def channels(
     context: typer.Context,
-    prefix: Annotated[
-        str, typer.Option("--prefix", metavar="PREFIX", help="Only channels that begin so.")
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    prefix: Annotated[str, option("--prefix PREFIX", "Only channels that begin so.")] = "",
+    as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -95,7 +91,7 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
 @app.command("destroy")
 def destroy(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:

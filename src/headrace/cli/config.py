@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.common import options
+from headrace.cli.common.options import option
 from headrace.cli.common.output import print_table
 from headrace.config.load import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 from headrace.config.protocols import AccessToken
@@ -19,11 +20,9 @@ from headrace.printing import MASK, masked_secret, quoted
 def config(
     settings: options.Settings,
     as_json: options.Json = False,
-    as_toml: Annotated[
-        bool, typer.Option("--toml", help="Print a complete, commented TOML file.")
-    ] = False,
+    as_toml: Annotated[bool, option("--toml", "Print a complete, commented TOML file.")] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the reference page of all settings.")
+        bool, option("--markdown", "Print the reference page of all settings.")
     ] = False,
 ) -> None:
     """Show the settings in force.

@@ -9,6 +9,7 @@ import msgspec
 import typer
 
 from headrace.cli.common import options
+from headrace.cli.common.options import argument
 from headrace.cli.common.output import ProgressBar, moment, print_facts, print_table
 from headrace.cli.common.server import HttpApi, UnreachableError, request
 from headrace.printing import counted, printable, size
@@ -129,9 +130,7 @@ def _reader(cursor: dict[str, Any]) -> dict[str, str]:
 
 
 def verify(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: Annotated[list[str] | None, argument("TOPIC", "Only these topics.")] = None,
     data_dir: options.ReadDataDir = None,
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.cli.publish import LineTooLongError, open_file, read_lines
 from headrace.cli.subscribe import print_records
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 app = App()
 
-Log = Annotated[str, typer.Argument(metavar="LOG", help="The name of the log, such as main.")]
+Log = Annotated[str, argument("LOG", "The name of the log, such as main.")]
 Ws = Annotated[
     str | None,
-    typer.Option(
-        "--ws",
-        metavar="HOST:PORT",
-        help="The server's WebSocket address; wss://HOST with TLS.  [env HEADRACE_WS, else "
+    option(
+        "--ws HOST:PORT",
+        "The server's WebSocket address; wss://HOST with TLS.  [env HEADRACE_WS, else "
         "127.0.0.1:8120]",
     ),
 ]
@@ -50,22 +49,20 @@ def add(
     log: Log,
     event: Annotated[
         str | None,
-        typer.Argument(
-            metavar="EVENT",
-            help="One event, a JSON object with a `type`; `-` or nothing reads standard input, each "
+        argument(
+            "EVENT",
+            "One event, a JSON object with a `type`; `-` or nothing reads standard input, each "
             "line an event.",
         ),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line an event."),
+        Path | None, option("--file FILE", "Read this file, each line an event.")
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="The name of this client in the times of its events.  [default: a new one]",
+        option(
+            "--host NAME",
+            "The name of this client in the times of its events.  [default: a new one]",
         ),
     ] = None,
     ws: Ws = None,
@@ -97,10 +94,7 @@ def follow(
     log: Log,
     span: options.Span,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one object per line: topic, offset, next_offset, id, event."
-        ),
+        bool, option("--json", "Print one object per line: topic, offset, next_offset, id, event.")
     ] = False,
     *,
     connection: options.Connection,

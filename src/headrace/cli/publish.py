@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
 from headrace.cli.common.server import run_with_client
 from headrace.errors import BadTopicNameError, WindowFullError
@@ -160,28 +161,24 @@ async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
 def publish(
     topic: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TOPIC",
-            help="The topic's name; not needed with --json.",
+        argument(
+            "TOPIC",
+            "The topic's name; not needed with --json.",
             autocompletion=options.complete_topic,
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="One record; `-` or nothing reads standard input, each line a record.",
-        ),
+        argument("DATA", "One record; `-` or nothing reads standard input, each line a record."),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line a record."),
+        Path | None, option("--file FILE", "Read this file, each line a record.")
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
+        option(
             "--json",
-            help="Read what `subscribe --json` prints: one object per line, with payload or payload_base64, "
+            "Read what `subscribe --json` prints: one object per line, with payload or payload_base64, "
             "and topic unless TOPIC is given.",
         ),
     ] = False,

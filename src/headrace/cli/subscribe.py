@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import MOMENT_HELP, parse_moment
+from headrace.cli.common.options import MOMENT_HELP, option, parse_moment
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.common.server import (
     HttpApi,
@@ -58,31 +58,25 @@ def subscribe(
     span: options.Span,
     reader: Annotated[
         str | None,
-        typer.Option(
-            "--reader",
-            metavar="NAME",
-            help="Read under this name: begin where the reader stopped, and acknowledge what was"
+        option(
+            "--reader NAME",
+            "Read under this name: begin where the reader stopped, and acknowledge what was"
             " printed.",
         ),
     ] = None,
     start: Annotated[
-        Start,
-        typer.Option("--start", help="Where a reader begins that the server does not know yet."),
+        Start, option("--start", "Where a reader begins that the server does not know yet.")
     ] = Start.OLDEST,
     lake: Annotated[
         Path | None,
-        typer.Option(
-            "--lake",
-            metavar="DIR",
+        option(
+            "--lake DIR",
+            "A lake that the topic is exported to: what the log has no more is read there.",
             envvar="HEADRACE_PIPELINE_LAKE",
-            help="A lake that the topic is exported to: what the log has no more is read there.",
         ),
     ] = None,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one object per line: topic, offset, next_offset, payload."
-        ),
+        bool, option("--json", "Print one object per line: topic, offset, next_offset, payload.")
     ] = False,
     *,
     connection: options.Connection,

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import UsageError, moment, note, print_table
 from headrace.cli.common.server import HttpApi, listed, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
@@ -18,14 +19,11 @@ _OF_LAKE = ("log", "lake", "lag")
 
 
 def topics(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="The same as --prefix.")] = "",
+    prefix: Annotated[str, argument("PREFIX", "The same as --prefix.")] = "",
     prefix_option: Annotated[
-        str | None,
-        typer.Option("--prefix", metavar="PREFIX", help="Only topics whose name begins so."),
+        str | None, option("--prefix PREFIX", "Only topics whose name begins so.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -62,7 +60,7 @@ def topics(
 
 def delete(
     topic: options.Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:

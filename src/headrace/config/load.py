@@ -155,7 +155,7 @@ def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iter
         key = prefix + field.name
         # Of a type such as `int | None`, the part that a value has.
         kind: Any = get_args(field.type)[0] if isinstance(field.type, UnionType) else field.type
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from fields_of(kind, f"{key}.", reloads=field.metadata["reloads"])
         elif key not in TABLES:
             setting = Setting(key, kind, field.default, **field.metadata)

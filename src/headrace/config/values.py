@@ -30,8 +30,8 @@ def setting(
 ) -> Any:
     """Describe a setting, or a section: `reloads` then counts for all its settings."""
     facts = {"doc": doc, "unit": unit, "flag": flag, "is_secret": secret, "reloads": reloads}
-    bounds = Meta(pattern=pattern, ge=ge, gt=gt, le=le)
-    return field(default=default, metadata={**facts, "allowed": allowed, "bounds": bounds})
+    bounds: dict[str, Any] = {"pattern": pattern, "ge": ge, "gt": gt, "le": le}
+    return field(default=default, metadata={**facts, "allowed": allowed, "bounds": Meta(**bounds)})
 
 
 def seconds(

@@ -22,44 +22,50 @@ from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
 from headrace.printing import quoted
 
+
+def option(usage: str, text: str, **more: Any) -> Any:
+    """Describe an option by its usage, such as `--lake DIR` or `--json`, and its help."""
+    flag, _, metavar = usage.partition(" ")
+    return typer.Option(flag, metavar=metavar or None, help=text, **more)
+
+
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
+    option(
+        "--url URL",
+        "The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
         "  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
     ),
 ]
 Http = Annotated[
     str | None,
-    typer.Option(
-        "--http",
-        metavar="HOST:PORT",
-        help="The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]",
+    option(
+        "--http HOST:PORT", "The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]"
     ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="The token that the HTTP address takes; others on the machine can see it here.  "
+    option(
+        "--token TOKEN",
+        "The token that the HTTP address takes; others on the machine can see it here.  "
         "[env HEADRACE_TOKEN]",
     ),
 ]
 Timeout = Annotated[
     float,
-    typer.Option(
-        "--timeout",
-        metavar="DURATION",
-        help="How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
+    option(
+        "--timeout DURATION",
+        "How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
         "[default 5s]",
         parser=lambda text: _timeout_s(text),
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Json = Annotated[bool, option("--json", "Print JSON.")]
 MOMENT_HELP = "how long ago (90s, 10m, 2h, 7d, 1w), an ISO 8601 time, or milliseconds since 1970"
 _COMPLETE_TIMEOUT_S = 1.0
 _COMPLETED_MAX = 100
@@ -76,25 +82,14 @@ def complete_topic(incomplete: str) -> list[str]:
     return [topic["name"] for topic in found["topics"] if topic["name"].isprintable()]
 
 
-Topic = Annotated[
-    str,
-    typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=complete_topic),
-]
+Topic = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=complete_topic)]
 
 ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="A TOML file of settings.  [env HEADRACE_CONFIG]"
-    ),
+    Path | None, option("--config FILE", "A TOML file of settings.  [env HEADRACE_CONFIG]")
 ]
-DataDir = Annotated[
-    str | None, typer.Option("--data-dir", metavar="DIR", help=SETTINGS["data_dir"].doc)
-]
+DataDir = Annotated[str | None, option("--data-dir DIR", SETTINGS["data_dir"].doc)]
 ReadDataDir = Annotated[
-    str | None,
-    typer.Option(
-        "--data-dir", metavar="DIR", help="The server's data directory.  [default headrace-data]"
-    ),
+    str | None, option("--data-dir DIR", "The server's data directory.  [default headrace-data]")
 ]
 
 
@@ -103,36 +98,23 @@ class Settings(NamedTuple):
 
     data_dir: DataDir = None
     figg: Annotated[
-        str | None,
-        typer.Option(
-            "--figg", metavar="HOST:PORT", help="Where Figg answers; port 0 takes a free one."
-        ),
+        str | None, option("--figg HOST:PORT", "Where Figg answers; port 0 takes a free one.")
     ] = None
-    ws: Annotated[
-        str | None,
-        typer.Option("--ws", metavar="HOST:PORT", help="Where the WebSocket protocols answer."),
-    ] = None
-    http: Annotated[
-        str | None, typer.Option("--http", metavar="HOST:PORT", help="Where the HTTP API answers.")
-    ] = None
-    durability: Annotated[
-        str | None, typer.Option("--durability", metavar="NAME", help="synced, written or memory.")
-    ] = None
+    ws: Annotated[str | None, option("--ws HOST:PORT", "Where the WebSocket protocols answer.")] = (
+        None
+    )
+    http: Annotated[str | None, option("--http HOST:PORT", "Where the HTTP API answers.")] = None
+    durability: Annotated[str | None, option("--durability NAME", "synced, written or memory.")] = (
+        None
+    )
     config_file: ConfigFile = None
-    log_format: Annotated[
-        str | None, typer.Option("--log-format", metavar="NAME", help="human or json.")
-    ] = None
+    log_format: Annotated[str | None, option("--log-format NAME", "human or json.")] = None
     log_level: Annotated[
-        str | None,
-        typer.Option("--log-level", metavar="NAME", help="debug, info, warning or error."),
+        str | None, option("--log-level NAME", "debug, info, warning or error.")
     ] = None
     others: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=VALUE",
-            help="Any other setting, such as journal.files=8; may be repeated.",
-        ),
+        option("--set KEY=VALUE", "Any other setting, such as journal.files=8; may be repeated."),
     ] = None
 
     def load(self) -> Loaded:
@@ -160,32 +142,21 @@ class Span(NamedTuple):
 
     from_offset: Annotated[
         int | None,
-        typer.Option(
-            "--from-offset",
-            metavar="N",
-            min=0,
-            max=2**64 - 1,
-            help="Begin with the record at this offset.",
-        ),
+        option("--from-offset N", "Begin with the record at this offset.", min=0, max=2**64 - 1),
     ] = None
-    from_start: Annotated[
-        bool, typer.Option("--from-start", help="Begin with the oldest record kept.")
-    ] = False
+    from_start: Annotated[bool, option("--from-start", "Begin with the oldest record kept.")] = (
+        False
+    )
     last: Annotated[
-        int | None,
-        typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
+        int | None, option("--last N", "Begin this many records before the end.", min=0)
     ] = None
-    since: Annotated[
-        str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
-    ] = None
-    limit: Annotated[
-        int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
-    ] = None
+    since: Annotated[str | None, option("--since TIME", f"Begin at a time: {MOMENT_HELP}.")] = None
+    limit: Annotated[int | None, option("--count N", "End after this many records.", min=1)] = None
     until_end: Annotated[
         bool,
-        typer.Option(
+        option(
             "--until-end",
-            help="End where the topic ends now. Begins with the oldest record, if nothing else is said.",
+            "End where the topic ends now. Begins with the oldest record, if nothing else is said.",
         ),
     ] = False
 

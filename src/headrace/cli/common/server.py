@@ -81,7 +81,7 @@ def request(
     return _answer(base, status, body)
 
 
-def listed(api: HttpApi, path: str, what: str, **query: object) -> Iterator[dict[str, Any]]:
+def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:
     """Yield all entries of a list that the server answers in pages; `what` is the name of the list."""
     after = None
     while True:

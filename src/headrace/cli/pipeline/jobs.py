@@ -19,7 +19,7 @@ import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, option
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, moment, note
 from headrace.cli.pipeline.options import Given, command
 from headrace.config.pipeline import (
@@ -179,8 +179,7 @@ def _export_words(summary: Any) -> str:
     short_help="Fold all records of each topic into one state.",
     also={
         "stream": Annotated[
-            bool,
-            typer.Option("--stream", help="Keep the states up to date until Ctrl-C or SIGTERM."),
+            bool, option("--stream", "Keep the states up to date until Ctrl-C or SIGTERM.")
         ]
     },
 )
@@ -386,9 +385,7 @@ def _report_words(summary: Any) -> str:
     app,
     "audit",
     also={
-        "no_log": Annotated[
-            bool, typer.Option("--no-log", help="Read only the lake, even if there is a log.")
-        ]
+        "no_log": Annotated[bool, option("--no-log", "Read only the lake, even if there is a log.")]
     },
 )
 def _audit(given: Given) -> None:
