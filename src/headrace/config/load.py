@@ -194,43 +194,41 @@ _SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
-def _setting(key: str, value: object, origin: str) -> Setting:
-    found = _named(key, value, SETTINGS, _SHORT_NAMES, origin)
+def _setting(
+    name: str, value: object, origin: str, settings: Mapping[str, Setting] = SETTINGS
+) -> Setting:
+    found = _named(name, value, settings, origin)
     if found is None:
-        raise ConfigError(f"there is no setting {key} ({origin}){nearest(key, SETTINGS)}")
+        raise ConfigError(f"there is no setting {name} ({origin}){nearest(name, settings)}")
     return found
 
 
 def _setting_of_variable(variable: str, text: str) -> Setting | None:
     if not variable.startswith("HEADRACE_") or variable in _OTHER_VARIABLES:
         return None
-    if found := _named(variable, text, _BY_VARIABLE, _SHORT_VARIABLES, f"environment {variable}"):
+    found = _named(variable, text, _BY_VARIABLE, f"environment {variable}")
+    if found or variable.startswith(_OTHER_PREFIXES):
         return found
-    if variable.startswith(_OTHER_PREFIXES):
-        return None
     raise ConfigError(
         f"the environment sets {variable}, which is no setting{_nearest_variable(variable)}"
     )
 
 
 def _named(
-    name: str,
-    value: object,
-    settings: Mapping[str, Setting],
-    short_names: Mapping[str, str],
-    origin: str,
+    name: str, value: object, settings: Mapping[str, Setting], origin: str
 ) -> Setting | None:
     """Return the setting with this name, which may lack its unit (`age` for `age_s`) if the value has one."""
     if name in settings:
         return settings[name]
-    if name not in short_names:
+    full_name = _short_names(settings).get(name)
+    if full_name is None:
         return None
-    found = settings[short_names[name]]
+    found = settings[full_name]
     quantity = Quantity.parse(value)
     if quantity is None or quantity.unit != found.unit:
         raise ConfigError(
             f"{name} must be {UNITS_HELP[found.unit]}, not {_shown(value)} ({origin}); "
-            f"{short_names[name]} also takes a plain number of {found.unit}"
+            f"{full_name} also takes a plain number of {found.unit}"
         )
     return found
 
@@ -249,10 +247,6 @@ def _short_names(settings: Mapping[str, Setting]) -> dict[str, str]:
         if setting.unit in UNITS_HELP and short != name and not is_taken:
             found[short] = name
     return found
-
-
-_SHORT_NAMES = _short_names(SETTINGS)
-_SHORT_VARIABLES = _short_names(_BY_VARIABLE)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -351,7 +345,6 @@ def _take(table: dict[str, Any], key: str) -> object:
 
 def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
     kind, settings = TABLES[key], TABLE_SETTINGS[key]
-    short_names = _short_names(settings)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{key} must be a list of tables, each under [[{key}]] ({origin})")
     identity = next(iter(settings))
@@ -361,19 +354,16 @@ def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
         names: dict[str, str] = {}
         values: dict[str, Any] = {}
         for name, value in table.items():
-            setting = _named(name, value, settings, short_names, where)
-            if setting is None:
-                raise ConfigError(f"there is no setting {name} ({where}){nearest(name, settings)}")
+            setting = _setting(name, value, where, settings)
             _refuse_other_name(names, setting.key, name, where)
             values[setting.key] = _convert(setting, value, where)
         for setting in settings.values():
             if setting.default is dataclasses.MISSING and setting.key not in table:
                 raise ConfigError(f"{setting.key} is missing ({where})")
-        one = kind.type(**values)
-        if getattr(one, identity) in made:
-            name = quoted(getattr(one, identity))
-            raise ConfigError(f"the {identity} {name} has two {kind.noun} ({where})")
-        made[getattr(one, identity)] = one
+        name = values[identity]
+        if name in made:
+            raise ConfigError(f"the {identity} {quoted(name)} has two {kind.noun} ({where})")
+        made[name] = kind.type(**values)
     return tuple(made.values())
 
 

@@ -141,16 +141,11 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _listed(value: object) -> object:
-    """Convert a text, with commas or as in TOML and JSON, to a list. Return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    if value.startswith("["):
-        try:
-            return msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            raise ValueError("not the list it begins as") from None
-    return value.split(",")
+def _texts(value: object) -> list[str]:
+    """Return the texts of a list, or of a text with commas or as in TOML and JSON. Raises ValueError."""
+    if isinstance(value, str):
+        value = msgspec.json.decode(value) if value.startswith("[") else value.split(",")
+    return msgspec.convert(value, list[str])
 
 
 class Origins(tuple[str, ...]):
@@ -168,14 +163,11 @@ class Origins(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """Parse a list, or a text with commas. Raises ValueError."""
-        origins = _listed(value)
-        if not isinstance(origins, list | tuple):
-            raise ValueError("neither a list nor a text")
-        return cls(cls._parse_one(origin) for origin in origins)
+        return cls(map(cls._parse_one, _texts(value)))
 
     @classmethod
-    def _parse_one(cls, origin: object) -> str:
-        text = origin.strip().lower() if isinstance(origin, str) else ""
+    def _parse_one(cls, origin: str) -> str:
+        text = origin.strip().lower()
         parts = urlsplit(text)
         is_origin = parts.scheme and parts.hostname and text == f"{parts.scheme}://{parts.netloc}"
         if not is_origin and text not in (*cls._words(), "null"):
@@ -234,11 +226,7 @@ class ReaderNames(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """Parse a list, or a text with commas. Raises ValueError."""
-        names = _listed(value)
-        if value == "":
-            return cls()
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise ValueError("neither a list of texts nor a text")
+        names = [] if value == "" else _texts(value)
         for name in names:
             check_reader_name(name)
         return cls(dict.fromkeys(names))

@@ -229,9 +229,8 @@ def parse_moment(text: str, now: datetime) -> int:
     ago = Quantity.parse(text)
     if ago is not None and ago.unit == SECONDS:
         return max(0, int(now.timestamp() * 1000 - ago.value * 1000))
-    if (
-        text.isascii() and text.isdigit() and len(text) > 8
-    ):  # shorter ones are dates such as 20250131
+    # Shorter numbers are dates such as 20250131.
+    if text.isascii() and text.isdigit() and len(text) > 8:
         return int(text)
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:

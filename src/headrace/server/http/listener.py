@@ -55,27 +55,25 @@ class HttpShared:
     """Called with the name of a peer, and with the reason why its request was refused."""
 
 
-class EarlyAnswers:
-    """Middleware that ends the connection after an answer that comes before its request is complete."""
+def _closing_early(app: ASGIApp, refused: Callable[[str, str], None]) -> ASGIApp:
+    """Return an application that ends the connection after an answer to a request that is not complete."""
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str, str], None]) -> None:
-        self._app = app
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         request: HeldRequest = scope[HELD]
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] in _COUNTED:
                     host, port = scope["client"] or ("unknown", 0)
-                    self._refused(f"{host}:{port}", HTTPStatus(message["status"]).phrase)
+                    refused(f"{host}:{port}", HTTPStatus(message["status"]).phrase)
                 if not request.is_whole:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
                     message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, receive, send_and_close)
+        await app(scope, receive, send_and_close)
+
+    return run
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -305,7 +303,7 @@ class HttpListener:
 
     def __init__(self, app: Starlette, shared: HttpShared, sock: socket.socket) -> None:
         config = uvicorn.Config(
-            EarlyAnswers(app, shared.refused),
+            _closing_early(app, shared.refused),
             http=partial(BoundedProtocol, shared),  # type: ignore[arg-type]
             ws="none",  # WebSocket clients have their own listener
             log_config=None,
