@@ -17,6 +17,7 @@ from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.publish import open_file
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, size
 
@@ -146,13 +147,8 @@ def _contents(data: str | None, file: Path | None) -> Iterator[bytes]:
     if data is not None and data != "-":
         yield data.encode(errors="surrogateescape")
         return
-    with contextlib.ExitStack() as stack:
-        lines = sys.stdin.buffer
-        if file is not None:
-            try:
-                lines = stack.enter_context(file.open("rb"))
-            except OSError as error:
-                raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    fd = sys.stdin.fileno() if file is None else open_file(file)
+    with open(fd, "rb", closefd=file is not None) as lines:
         for line in lines:
             yield line.removesuffix(b"\n")
 

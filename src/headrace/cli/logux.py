@@ -187,9 +187,9 @@ async def _wait_until_synced(client: "LoguxClient", timeout_s: float) -> None:
 async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
     try:
         await client.add(json.loads(line))
+    except (BadEventError, PayloadTooLargeError) as error:
+        raise CommandError(f"event {number}: {error}") from None
     except ValueError as error:
-        if isinstance(error, BadEventError | PayloadTooLargeError):
-            raise CommandError(f"event {number}: {error}") from None
         raise CommandError(f"event {number} is not JSON: {error}") from None
     except RecursionError:
         raise CommandError(f"event {number} is nested too deeply") from None

@@ -21,7 +21,7 @@ from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
 from headrace.cli.common.server import run_with_client
-from headrace.errors import BadTopicNameError, WindowFullError
+from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 from headrace.printing import counted, size
 
@@ -36,14 +36,10 @@ Record = tuple[str, bytes]
 """A topic and a payload."""
 
 
-class WrongRecordError(Exception):
-    """A line is not a valid record: correct it, and publish from this line on."""
-
-
 async def read_records(
     lines: AsyncIterator[list[bytes]], topic: str | None
 ) -> AsyncIterator[list[Record]]:
-    """Yield the records of the lines, for `topic` if it is given; raise WrongRecordError at a wrong line.
+    """Yield the records of the lines, for `topic` if it is given; raise CommandError at a wrong line.
 
     The records before the wrong line are yielded first.
     """
@@ -61,7 +57,7 @@ async def read_records(
                 break
         yield records
         if wrong is not None:
-            raise WrongRecordError(wrong)
+            raise CommandError(wrong)
 
 
 def parse_record(line: bytes, topic: str | None) -> Record:
@@ -75,10 +71,7 @@ def parse_record(line: bytes, topic: str | None) -> Record:
     name = found.get("topic") if topic is None else topic
     if not isinstance(name, str):
         raise ValueError("topic must be a string, unless TOPIC is given")
-    try:
-        check_publish_topic(name)
-    except BadTopicNameError as error:
-        raise ValueError(str(error)) from None
+    check_publish_topic(name)
     payload = _payload(found)
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ValueError(f"the payload is longer than {PAYLOAD_BYTES_MAX:,} bytes")
@@ -242,9 +235,9 @@ class _Publisher:
             except LineTooLongError as error:
                 await client.flush()
                 raise CommandError(f"{error}, the most a record can hold") from None
-            except WrongRecordError as error:
+            except CommandError:
                 await client.flush()
-                raise CommandError(str(error)) from None
+                raise
             await client.flush()
 
     async def _publish_batch(self, client: "Client", batch: list[Record]) -> None:
