@@ -54,10 +54,6 @@ class Option:
     def flag(self) -> str:
         return self.usage.split(" ")[0] if self.usage.startswith("--") else ""
 
-    @property
-    def metavar(self) -> str:
-        return self.usage.removeprefix(self.flag).strip()
-
 
 Directory = str | Path
 Moment = datetime | int

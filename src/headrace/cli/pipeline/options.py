@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, get_args
 
-import typer
-
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError
@@ -106,25 +104,21 @@ def _parameter(field: Field) -> inspect.Parameter:
     option = field.option
     kinds = get_args(field.type) or (field.type,)
     if not option.flag and field.is_required:
-        completed = typer.Argument(
-            metavar=option.metavar, help=option.help, autocompletion=options.complete_topic
+        completed = options.argument(
+            option.usage, option.help, autocompletion=options.complete_topic
         )
         return _keyword(field.name, Annotated[str, completed], inspect.Parameter.empty)
     if not option.flag:
-        several = typer.Argument(metavar=option.metavar, help=option.help)
+        several = options.argument(option.usage, option.help)
         return _keyword(field.name, Annotated[list[str] | None, several], None)
     if bool in kinds:
-        switch = typer.Option(option.flag, help=option.help)
+        switch = options.option(option.usage, option.help)
         return _keyword(field.name, Annotated[bool, switch], False)
     # The settings parse their values themselves.
     kind: Any = next((one for one in (int, float) if one in kinds and str not in kinds), str)
-    kind = str if field.key or field.option.metavar == "TIME" else kind
-    info = typer.Option(
-        option.flag,
-        metavar=option.metavar,
-        help=f"{option.help}{_origin(field)}",
-        min=None if kind is str else option.ge,
-    )
+    kind = str if field.key or option.usage.endswith(" TIME") else kind
+    least = None if kind is str else option.ge
+    info = options.option(option.usage, option.help + _origin(field), min=least)
     if field.is_required and not field.key:
         return _keyword(field.name, Annotated[kind, info], inspect.Parameter.empty)
     return _keyword(field.name, Annotated[kind | None, info], None)
