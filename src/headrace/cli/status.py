@@ -1,6 +1,7 @@
 """`headrace status` and `headrace clock`: one screen about a running server; its time and its clock."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import typer
@@ -38,15 +39,14 @@ def status(
 def _status(api: HttpApi) -> dict[str, Any]:
     found: dict[str, Any] = request(api, "GET", "/v1/status")
     totals = {"topics": 0, "records": 0, "bytes": 0, "subscribers": 0}
-    readers: dict[str, int] = {}
+    readers: Counter[str] = Counter()
     for topic in all_topics(api, ""):
         totals["topics"] += 1
         for name in ("records", "bytes", "subscribers"):
             totals[name] += topic[name]
         for cursor in topic["cursors"]:
-            if cursor["reader"] == LAKE_START_READER:
-                continue  # the start of the lake: no reader continues from it
-            readers[cursor["reader"]] = readers.get(cursor["reader"], 0) + cursor["lag_records"]
+            if cursor["reader"] != LAKE_START_READER:  # no reader continues from there
+                readers[cursor["reader"]] += cursor["lag_records"]
     return found | totals | {"lag_records": readers}
 
 

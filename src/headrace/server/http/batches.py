@@ -80,7 +80,8 @@ class BatchesApi:
     async def _receive(self, request: Request, upload: StagingUpload) -> None:
         """Read the body. One piece is written while the next one arrives."""
         loop = asyncio.get_running_loop()
-        writing: asyncio.Future[None] | None = None
+        writing: asyncio.Future[None] = loop.create_future()
+        writing.set_result(None)
         gathered: list[bytes] = []
         size = 0
         try:
@@ -93,18 +94,15 @@ class BatchesApi:
                 gathered.append(chunk)
                 size += len(chunk)
                 if size >= _PIECE_BYTES or not more:
-                    if writing is not None:
-                        await writing
+                    await writing
                     writing = loop.run_in_executor(None, upload.feed, *gathered)
                     gathered, size = [], 0
-            if writing is not None:
-                await writing
+            await writing
             writing = loop.run_in_executor(None, upload.finish)
             await writing
         finally:
-            if writing is not None:
-                # The write may outlive a failed connection. No task awaits its result then.
-                writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # The write may outlive a failed connection. No task awaits its result then.
+            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def decide(self, request: Request) -> Response:
         asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
