@@ -7,6 +7,8 @@ import signal
 import httpx
 import pytest
 
+from headrace.cli import channel_messages
+from headrace.cli.common.server import HttpApi
 from headrace.testing import wait_until
 
 _numbers = itertools.count()
@@ -70,6 +72,16 @@ def test_a_message_that_is_no_json_is_refused_before_it_is_sent(run, name):
     done = run("send", name, "--as", "writer", "--json", stdin="1\nnope\n", code=1)
     assert "sent 1 message" in done.stderr
     assert "headrace: message 2 is not JSON" in done.stderr
+
+
+@pytest.mark.parametrize(("messages", "words"), [(3, "3 messages"), (None, "messages")])
+def test_a_processor_learns_what_it_missed(monkeypatch, capsys, messages, words):
+    joined = {"missed": {"messages": messages, "reason": "trimmed"}}
+    answers = {"/v1/channel/join": joined, "/v1/channel/messages": {"messages": [], "more": False}}
+    monkeypatch.setattr(channel_messages, "request", lambda api, method, path, **_: answers[path])
+    member = channel_messages._Member(HttpApi("http://x"), "doc/1", "reader", 5.0)
+    channel_messages._print(member, None, until_end=True, leave=False, as_json=False)
+    assert capsys.readouterr().err == f"headrace: channel doc/1: missed {words}: trimmed\n"
 
 
 def test_a_processor_must_be_named(run):

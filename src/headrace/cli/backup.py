@@ -9,19 +9,18 @@ import typer
 
 from headrace import __version__
 from headrace.cli.common import options
-from headrace.cli.common.output import CommandError, moment, note, with_progress
+from headrace.cli.common.options import argument, option
+from headrace.cli.common.output import CommandError, ProgressBar, moment, note
 from headrace.printing import counted, size
 
 if TYPE_CHECKING:
     from headrace.log.backup import BackupManifest
 
 NoVerify = Annotated[
-    bool, typer.Option("--no-verify", help="Do not read the copy again to check every checksum.")
+    bool, option("--no-verify", "Do not read the copy again to check every checksum.")
 ]
-Target = Annotated[
-    Path, typer.Argument(metavar="DEST", help="An empty or new directory for the backup.")
-]
-Source = Annotated[Path, typer.Argument(metavar="SRC", help="A directory that `backup` has made.")]
+Target = Annotated[Path, argument("DEST", "An empty or new directory for the backup.")]
+Source = Annotated[Path, argument("SRC", "A directory that `backup` has made.")]
 
 
 def backup(
@@ -43,10 +42,9 @@ def backup(
     """
     from headrace.log.backup import back_up
 
-    config = options.load_settings(config_file=config_file, data_dir=data_dir).config
-    made = with_progress(
-        lambda progress: back_up(Path(config.data_dir), target, config.rule, __version__, progress)
-    )
+    config = options.Settings(data_dir=data_dir, config_file=config_file).load().config
+    with ProgressBar() as bar:
+        made = back_up(Path(config.data_dir), target, config.rule, __version__, bar.advance_to)
     _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
     if not no_verify:
         _verify(target)
@@ -57,10 +55,9 @@ def restore(
     data_dir: options.DataDir = None,
     old: Annotated[
         Path | None,
-        typer.Option(
-            "--old",
-            metavar="DIR",
-            help="The data directory that is replaced: what was destroyed, trimmed or dropped there since "
+        option(
+            "--old DIR",
+            "The data directory that is replaced: what was destroyed, trimmed or dropped there since "
             "the backup is not restored.",
         ),
     ] = None,
@@ -80,10 +77,9 @@ def restore(
     """
     from headrace.log.backup import restore as put_back
 
-    directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    made, revoked = with_progress(
-        lambda progress: put_back(source, Path(directory), progress, old=old)
-    )
+    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    with ProgressBar() as bar:
+        made, revoked = put_back(source, Path(directory), bar.advance_to, old=old)
     _print(made, f"restored {source} to {directory}", as_json=as_json)
     if revoked is None:
         note(
@@ -102,7 +98,8 @@ def restore(
 def _verify(directory: Path) -> None:
     from headrace.log.verify.verify import verify
 
-    report = with_progress(lambda progress: verify(directory, (), progress))
+    with ProgressBar() as bar:
+        report = verify(directory, (), bar.advance_to)
     if report.damaged:
         raise CommandError(
             f"{directory} is finished, but some of it is damaged: "

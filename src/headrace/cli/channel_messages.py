@@ -6,15 +6,18 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
 from headrace.cli.channels import Name
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.publish import open_file
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, size
 
@@ -30,25 +33,19 @@ RETRY_S = 0.5
 
 Processor = Annotated[
     str,
-    typer.Option(
-        "--as",
-        metavar="PROCESSOR",
-        help="The name of this processor: always the same, and no other may have it.",
+    option(
+        "--as PROCESSOR", "The name of this processor: always the same, and no other may have it."
     ),
 ]
-Count = Annotated[
-    int | None, typer.Option("--count", metavar="N", min=1, help="End after this many messages.")
-]
+Count = Annotated[int | None, option("--count N", "End after this many messages.", min=1)]
 MessageJson = Annotated[
     bool,
-    typer.Option(
-        "--json",
-        help="Print one object per line: channel, next_offset, processor, number, payload.",
+    option(
+        "--json", "Print one object per line: channel, next_offset, processor, number, payload."
     ),
 ]
 Leave = Annotated[
-    bool,
-    typer.Option("--leave", help="Leave the channel at the end: no more messages are kept for us."),
+    bool, option("--leave", "Leave the channel at the end: no more messages are kept for us.")
 ]
 
 
@@ -57,17 +54,13 @@ def send(
     processor: Processor,
     data: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="One message; `-` or nothing reads standard input, each line a message.",
-        ),
+        argument("DATA", "One message; `-` or nothing reads standard input, each line a message."),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line a message."),
+        Path | None, option("--file FILE", "Read this file, each line a message.")
     ] = None,
     as_json: Annotated[
-        bool, typer.Option("--json", help="A message is a JSON value, and not just bytes.")
+        bool, option("--json", "A message is a JSON value, and not just bytes.")
     ] = False,
     http: options.Http = None,
     token: options.Token = None,
@@ -108,7 +101,7 @@ def follow(
     processor: Processor,
     count: Count = None,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="End where the channel ends now, as `fetch` does.")
+        bool, option("--until-end", "End where the channel ends now, as `fetch` does.")
     ] = False,
     leave: Leave = False,
     as_json: MessageJson = False,
@@ -154,13 +147,8 @@ def _contents(data: str | None, file: Path | None) -> Iterator[bytes]:
     if data is not None and data != "-":
         yield data.encode(errors="surrogateescape")
         return
-    with contextlib.ExitStack() as stack:
-        lines = sys.stdin.buffer
-        if file is not None:
-            try:
-                lines = stack.enter_context(file.open("rb"))
-            except OSError as error:
-                raise CommandError(f"cannot read {file}: {error.strerror}") from None
+    fd = sys.stdin.fileno() if file is None else open_file(file)
+    with open(fd, "rb", closefd=file is not None) as lines:
         for line in lines:
             yield line.removesuffix(b"\n")
 
@@ -227,20 +215,20 @@ class _Printer:
         for message in page["messages"]:
             # After a restart, the server resends messages whose acknowledgement it does not have.
             if self._printed is None or message["offset"] > self._printed:
-                self._write(_content(message), message)
+                self._write(message)
                 self._printed = message["offset"]
                 self._left = None if self._left is None else self._left - 1
         sys.stdout.flush()
 
     def _print_joined(self, joined: dict[str, Any]) -> None:
         if missed := joined.get("missed"):
-            gone = counted(missed["count"], "message") if missed["count"] else "messages"
+            gone = counted(missed["messages"], "message") if missed["messages"] else "messages"
             self._warn(f"missed {gone}: {missed['reason']}")
         snapshot = joined.get("snapshot")
         if snapshot is None:
             return
         if self._as_json:
-            self._write(_content(snapshot), snapshot, field="snapshot")
+            self._write(snapshot, field="snapshot")
             sys.stdout.flush()
         else:
             self._warn(
@@ -249,19 +237,19 @@ class _Printer:
             )
         self._printed = snapshot["offset"]
 
-    def _write(self, content: "_Content", told: dict[str, Any], field: str = "payload") -> None:
+    def _write(self, told: dict[str, Any], field: str = "payload") -> None:
         out = sys.stdout.buffer
+        data = base64.b64decode(told["bytes"]) if "bytes" in told else None
+        value = told.get("payload")
         if not self._as_json:
-            out.write(content.data + b"\n")
+            text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+            out.write((text.encode() if data is None else data) + b"\n")
             return
         # On the wire, a message's `offset` is the offset just past it.
         place = "offset" if field == "snapshot" else "next_offset"
         line: dict[str, Any] = {"channel": self._member.name, place: told["offset"]}
         line |= {key: told[key] for key in ("processor", "number", "ms") if key in told}
-        if content.is_json:
-            line[field] = content.value
-        else:
-            line |= text_or_base64(f"{field}_bytes", content.data)
+        line |= {field: value} if data is None else text_or_base64(f"{field}_bytes", data)
         out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
 
     def _wait_for_server(self, error: UnreachableError) -> None:
@@ -276,35 +264,17 @@ class _Printer:
         typer.echo(f"headrace: channel {printable(self._member.name)}: {text}", err=True)
 
 
-class _Content(NamedTuple):
-    """Content of a message or snapshot."""
-
-    value: Any
-    """The JSON value; None if the content is bytes."""
-    data: bytes
-    """The bytes, or the JSON value as one line."""
-    is_json: bool
-
-
-def _content(told: dict[str, Any]) -> _Content:
-    if "bytes" in told:
-        return _Content(None, base64.b64decode(told["bytes"]), is_json=False)
-    value = told.get("payload")
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-    return _Content(value, text.encode(), is_json=True)
-
-
 # Requests
 
 
+@dataclass
 class _Member:
     """One processor of one channel."""
 
-    def __init__(self, api: HttpApi, name: str, processor: str, timeout_s: float) -> None:
-        self._api = api
-        self.name = name
-        self._processor = processor
-        self._timeout_s = timeout_s
+    _api: HttpApi
+    name: str
+    _processor: str
+    _timeout_s: float
 
     def is_member(self) -> bool:
         try:
@@ -327,27 +297,15 @@ class _Member:
         )
 
     def poll(self, ack: int | None, limit: int, wait_s: int) -> dict[str, Any]:
-        return self._ask(
-            "GET",
-            "messages",
-            ack=ack,
-            max=limit,
-            wait_s=wait_s or None,
-            timeout_s=wait_s + 30.0,
-        )
+        query = {"ack": ack, "max": limit, "wait_s": wait_s or None}
+        return self._ask("GET", "messages", **query, timeout_s=wait_s + 30.0)
 
     def ack(self, offset: int) -> None:
         self._ask("POST", "ack", offset=offset)
 
     def _ask(self, method: str, what: str, **given: Any) -> dict[str, Any]:
-        answer: dict[str, Any] = request(
-            self._api,
-            method,
-            f"/v1/channel/{what}",
-            name=self.name,
-            processor=self._processor,
-            **given,
-        )
+        given |= {"name": self.name, "processor": self._processor}
+        answer: dict[str, Any] = request(self._api, method, f"/v1/channel/{what}", **given)
         return answer
 
     def _again(self, ask: Callable[[], T]) -> T:

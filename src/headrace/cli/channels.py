@@ -6,28 +6,23 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
-from headrace.cli.common.server import HttpApi, request
+from headrace.cli.common.server import listed, request
 from headrace.printing import counted, printable, quoted, size
 
 app = App()
 
-Name = Annotated[str, typer.Argument(metavar="NAME", help="The channel's name.")]
+Name = Annotated[str, argument("NAME", "The channel's name.")]
 
 
 @app.callback(invoke_without_command=True)
 def channels(
     context: typer.Context,
-    prefix: Annotated[
-        str, typer.Option("--prefix", metavar="PREFIX", help="Only channels that begin so.")
-    ] = "",
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    prefix: Annotated[str, option("--prefix PREFIX", "Only channels that begin so.")] = "",
+    as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -45,7 +40,8 @@ def channels(
         if prefix or as_json or http or token:
             raise UsageError(f"options go behind `{context.invoked_subcommand}`")
         return
-    found = _all_channels(options.http_api(http, token), prefix)
+    api = options.http_api(http, token)
+    found = listed(api, "/v1/channels", "channels", prefix=prefix or None)
     if as_json:
         for one in found:
             typer.echo(json.dumps(one, ensure_ascii=False))
@@ -95,7 +91,7 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
 @app.command("destroy")
 def destroy(
     name: Name,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -125,16 +121,6 @@ def destroy(
     note(f"destroyed {printable(name)}, with {what}")
 
 
-def _all_channels(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
-    after = None
-    while True:
-        page = request(api, "GET", "/v1/channels", prefix=prefix or None, after=after)
-        yield from page["channels"]
-        if not page["more"]:
-            return
-        after = page["channels"][-1]["name"]
-
-
 # Output as a table
 
 
@@ -142,44 +128,38 @@ def _print(found: list[dict[str, Any]], prefix: str) -> None:
     if not found:
         note("no channels" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
         return
-    table = Table(box=None, pad_edge=False)
-    table.add_column("channel", overflow="fold")
-    for heading in ("messages", "size", "snapshot"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("destroyed", no_wrap=True)
-    table.add_column("member", overflow="fold")
-    for heading in ("cursor", "lag"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("lease", no_wrap=True)
     has_trouble = any(one["trouble"] for one in found)
-    if has_trouble:
-        table.add_column("trouble", overflow="fold")
+    rows = []
     for one in found:
-        cells = [
-            printable(one["name"]),
-            f"{one['messages']:,}",
-            size(one["bytes"]),
-            str(one["snapshot"]["offset"]) if one["snapshot"] else "-",
-            "kept" if one["kept"] else moment(one["destroyed_ms"]),
-        ]
-        trouble = [printable(one["trouble"])] if has_trouble else []
+        cells = {
+            "channel": printable(one["name"]),
+            "messages": f"{one['messages']:,}",
+            "size": size(one["bytes"]),
+            "snapshot": str(one["snapshot"]["offset"]) if one["snapshot"] else "-",
+            "destroyed": "kept" if one["kept"] else moment(one["destroyed_ms"]),
+        }
+        trouble = {"trouble": printable(one["trouble"])} if has_trouble else {}
         for member in one["members"] or [None]:
-            table.add_row(*cells, *_member_cells(member, one["now_ms"]), *trouble)
-            cells, trouble = [""] * len(cells), [""] * len(trouble)
-    print_table(table, optional=("snapshot", "size", "lease", "cursor"))
+            rows.append(cells | _member_cells(member, one["now_ms"]) | trouble)
+            cells, trouble = dict.fromkeys(cells, ""), dict.fromkeys(trouble, "")
+    print_table(
+        rows,
+        right=("messages", "size", "snapshot", "cursor", "lag"),
+        optional=("snapshot", "size", "lease", "cursor"),
+    )
 
 
-def _member_cells(member: dict[str, Any] | None, now_ms: int) -> list[str]:
+def _member_cells(member: dict[str, Any] | None, now_ms: int) -> dict[str, str]:
     if member is None:
-        return ["-", "", "", ""]
+        return {"member": "-", "cursor": "", "lag": "", "lease": ""}
     until_ms = member["leased_until_ms"]
     lease = "ended" if until_ms <= now_ms else moment(until_ms)
-    return [
-        printable(member["processor"]),
-        str(member["cursor"]),
-        f"{member['lag_messages']:,}",
-        "here" if member["present"] else lease,
-    ]
+    return {
+        "member": printable(member["processor"]),
+        "cursor": str(member["cursor"]),
+        "lag": f"{member['lag_messages']:,}",
+        "lease": "here" if member["present"] else lease,
+    }
 
 
 # Output as sentences

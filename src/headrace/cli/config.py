@@ -6,9 +6,9 @@ from itertools import groupby
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
+from headrace.cli.common.options import option
 from headrace.cli.common.output import print_table
 from headrace.config.load import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 from headrace.config.protocols import AccessToken
@@ -18,21 +18,11 @@ from headrace.printing import MASK, masked_secret, quoted
 
 
 def config(
-    data_dir: options.DataDir = None,
-    figg: options.Figg = None,
-    ws: options.Ws = None,
-    http: options.ListenHttp = None,
-    durability: options.Durability = None,
-    config_file: options.ConfigFile = None,
-    log_format: options.LogFormat = None,
-    log_level: options.LogLevel = None,
-    others: options.Set = None,
+    settings: options.Settings,
     as_json: options.Json = False,
-    as_toml: Annotated[
-        bool, typer.Option("--toml", help="Print a complete, commented TOML file.")
-    ] = False,
+    as_toml: Annotated[bool, option("--toml", "Print a complete, commented TOML file.")] = False,
     as_markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the reference page of all settings.")
+        bool, option("--markdown", "Print the reference page of all settings.")
     ] = False,
 ) -> None:
     """Show the settings in force.
@@ -44,17 +34,7 @@ def config(
     headrace config --toml > headrace.toml
     """
     options.only_one(json=as_json, toml=as_toml, markdown=as_markdown)
-    loaded = options.load_settings(
-        config_file=config_file,
-        data_dir=data_dir,
-        figg=figg,
-        ws=ws,
-        http=http,
-        durability=durability,
-        log_format=log_format,
-        log_level=log_level,
-        others=others,
-    )
+    loaded = settings.load()
     if as_json:
         typer.echo(_to_json(loaded))
     elif as_toml:
@@ -78,21 +58,14 @@ def shown_of(config: Config, key: str) -> Any:
     return masked_secret(value) if SETTINGS[key].is_secret else value
 
 
-def _is_masked(config: Config, key: str) -> bool:
-    return bool(shown_of(config, key) != value_of(config, key))
-
-
 def _print_table(loaded: Loaded) -> None:
-    table = Table("setting", "value", "from", box=None, pad_edge=False)
-    for key in SETTINGS:
-        table.add_row(key, str(shown_of(loaded.config, key)), loaded.origins[key])
+    rows = [(key, str(shown_of(loaded.config, key)), loaded.origins[key]) for key in SETTINGS]
     for rule, origin in _rules(loaded):
-        changes = ", ".join(f"{key} = {_literal(value)}" for key, value in _set_in(rule))
-        table.add_row(f"topics {quoted(rule.prefix)}", changes, origin)
+        rows.append((f"topics {quoted(rule.prefix)}", ", ".join(_lines(_set_in(rule))), origin))
     for token in loaded.config.access.token:
-        rest = ", ".join(f"{key} = {_literal(value)}" for key, value in _shown_of(token))
-        table.add_row(f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"])
-    print_table(table)
+        rest = ", ".join(_lines(_shown_of(token)))
+        rows.append((f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"]))
+    print_table([dict(zip(("setting", "value", "from"), row, strict=True)) for row in rows])
 
 
 def _to_json(loaded: Loaded) -> str:
@@ -134,22 +107,20 @@ def _to_toml(loaded: Loaded) -> str:
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
                 f"{name} = {_literal(shown_of(loaded.config, setting.key))}",
             ]
-            if _is_masked(loaded.config, setting.key):
+            if shown_of(loaded.config, setting.key) != value_of(loaded.config, setting.key):
                 lines[-1] = f"# masked, set it yourself: {lines[-1]}"
     lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:
         lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
-        lines += [f"{key} = {_literal(value)}" for key, value in _rest_of(token)]
+        lines += _lines(_rest_of(token))
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
     ]
     for rule in loaded.config.topics:
-        lines += ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
-        lines += [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
+        lines += _rule_lines(rule)
     for rule in BUILT_IN_RULES:
-        lines += ["# built in:", "# [[topics]]", f"# prefix = {_literal(rule.prefix)}"]
-        lines += [f"# {key} = {_literal(value)}" for key, value in _set_in(rule)]
+        lines += ["# built in:", *(f"# {line}" for line in _rule_lines(rule))]
     return "\n".join(lines) + "\n"
 
 
@@ -164,13 +135,7 @@ def to_markdown() -> str:
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
-    rules = [
-        "\n".join(
-            ["[[topics]]", f"prefix = {_literal(rule.prefix)}"]
-            + [f"{key} = {_literal(value)}" for key, value in _set_in(rule)]
-        )
-        for rule in BUILT_IN_RULES
-    ]
+    rules = ["\n".join(_rule_lines(rule)) for rule in BUILT_IN_RULES]
     return "\n".join(parts) + "\n" + "\n\n".join(rules) + "\n```\n"
 
 
@@ -252,7 +217,7 @@ def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
 
 def _rest_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a token except its name."""
-    for key in token.__struct_fields__:
+    for key in TABLE_SETTINGS["access.token"]:
         value = getattr(token, key)
         if key != "name" and value is not None:
             yield key, list(value) if isinstance(value, tuple) else value
@@ -267,6 +232,14 @@ def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
     for key in RULE_SETTINGS:
         if key != "prefix" and (value := getattr(rule, key)) is not None:
             yield key, _plain(value)
+
+
+def _rule_lines(rule: PrefixRule) -> list[str]:
+    return ["[[topics]]", f"prefix = {_literal(rule.prefix)}", *_lines(_set_in(rule))]
+
+
+def _lines(fields: Iterator[tuple[str, Any]]) -> list[str]:
+    return [f"{key} = {_literal(value)}" for key, value in fields]
 
 
 def _plain(value: Any) -> Any:

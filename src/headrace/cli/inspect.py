@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
-from headrace.cli.common.output import console, moment, print_table, with_progress
+from headrace.cli.common.options import argument
+from headrace.cli.common.output import ProgressBar, moment, print_facts, print_table
 from headrace.cli.common.server import HttpApi, UnreachableError, request
 from headrace.printing import counted, printable, size
 
@@ -57,90 +57,80 @@ def _find(
             return answer
     from headrace.log.verify.verify import inspect_topic
 
-    directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
+    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
     return inspect_topic(directory, topic)
 
 
 def _print(topic: dict[str, Any]) -> None:
-    out = console()
-    facts = Table(box=None, pad_edge=False, show_header=False)
     start, end = topic["start"], topic["end"]
-    facts.add_row("topic", printable(topic["name"]))
-    facts.add_row("epoch", str(topic["epoch"]))
-    facts.add_row("durability", str(topic["durability"]))
-    facts.add_row("offsets", f"{start['offset']} to {end['offset']} ({size(topic['bytes'])})")
-    facts.add_row(
-        "ordinals",
-        f"{start['ordinal']} to {end['ordinal']} ({counted(topic['records'], 'record')})",
+    print_facts(
+        {
+            "topic": printable(topic["name"]),
+            "epoch": str(topic["epoch"]),
+            "durability": str(topic["durability"]),
+            "offsets": f"{start['offset']} to {end['offset']} ({size(topic['bytes'])})",
+            "ordinals": f"{start['ordinal']} to {end['ordinal']} ({counted(topic['records'], 'record')})",
+            "last record": moment(topic["last_ms"]),
+        }
     )
-    facts.add_row("last record", moment(topic["last_ms"]))
-    out.print(facts)
-    if topic["segments"]:
-        out.print()
-        print_table(_segments(topic["segments"]))
-    if topic.get("subscriptions"):
-        out.print()
-        print_table(_subscriptions(topic["subscriptions"]))
-    if topic.get("cursors"):
-        out.print()
-        print_table(_readers(topic["cursors"]))
+    for name, row in (
+        ("segments", _segment),
+        ("subscriptions", _subscription),
+        ("cursors", _reader),
+    ):
+        if topic.get(name):
+            typer.echo()
+            print_table([row(one) for one in topic[name]], right=_NUMBERS)
 
 
-def _segments(segments: list[dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for heading in ("segment", "end", "first ordinal", "records", "size"):
-        table.add_column(heading, justify="right")
-    for heading in ("first record", "last record"):
-        table.add_column(heading)
-    for segment in segments:
-        table.add_row(
-            str(segment["base"]),
-            str(segment["end"]),
-            str(segment["first_ordinal"]),
-            f"{segment['records']:,}",
-            size(segment["bytes"]),
-            moment(segment["first_ms"]),
-            moment(segment["last_ms"]),
-        )
-    return table
+_NUMBERS = (
+    "segment",
+    "end",
+    "first ordinal",
+    "records",
+    "size",
+    "offset",
+    "ordinal",
+    "behind",
+    "gone",
+)
 
 
-def _subscriptions(subscriptions: list[dict[str, Any]]) -> Table:
-    table = Table("subscriber", "protocol", box=None, pad_edge=False)
-    table.add_column("offset", justify="right")
-    table.add_column("behind", justify="right")
-    for subscription in subscriptions:
-        table.add_row(
-            subscription["peer"],
-            subscription["protocol"],
-            str(subscription["offset"]),
-            "live" if subscription["live"] else size(subscription["lag_bytes"]),
-        )
-    return table
+def _segment(segment: dict[str, Any]) -> dict[str, str]:
+    return {
+        "segment": str(segment["base"]),
+        "end": str(segment["end"]),
+        "first ordinal": str(segment["first_ordinal"]),
+        "records": f"{segment['records']:,}",
+        "size": size(segment["bytes"]),
+        "first record": moment(segment["first_ms"]),
+        "last record": moment(segment["last_ms"]),
+    }
 
 
-def _readers(cursors: list[dict[str, Any]]) -> Table:
-    table = Table("reader", box=None, pad_edge=False)
-    for heading in ("offset", "ordinal", "behind", "size", "gone"):
-        table.add_column(heading, justify="right")
-    table.add_column("noted")
-    for cursor in cursors:
-        table.add_row(
-            printable(cursor["reader"]),
-            str(cursor["offset"]),
-            str(cursor["ordinal"]),
-            f"{cursor['lag_records']:,}",
-            size(cursor["lag_bytes"]),
-            f"{cursor['gone_records']:,}",
-            moment(cursor["ms"]),
-        )
-    return table
+def _subscription(subscription: dict[str, Any]) -> dict[str, str]:
+    return {
+        "subscriber": subscription["peer"],
+        "protocol": subscription["protocol"],
+        "offset": str(subscription["offset"]),
+        "behind": "live" if subscription["live"] else size(subscription["lag_bytes"]),
+    }
+
+
+def _reader(cursor: dict[str, Any]) -> dict[str, str]:
+    return {
+        "reader": printable(cursor["reader"]),
+        "offset": str(cursor["offset"]),
+        "ordinal": str(cursor["ordinal"]),
+        "behind": f"{cursor['lag_records']:,}",
+        "size": size(cursor["lag_bytes"]),
+        "gone": f"{cursor['gone_records']:,}",
+        "noted": moment(cursor["ms"]),
+    }
 
 
 def verify(
-    topics: Annotated[
-        list[str] | None, typer.Argument(metavar="TOPIC", help="Only these topics.")
-    ] = None,
+    topics: Annotated[list[str] | None, argument("TOPIC", "Only these topics.")] = None,
     data_dir: options.ReadDataDir = None,
     config_file: options.ConfigFile = None,
     as_json: options.Json = False,
@@ -156,8 +146,9 @@ def verify(
     """
     from headrace.log.verify.verify import verify as check
 
-    directory = options.load_settings(config_file=config_file, data_dir=data_dir).config.data_dir
-    report = with_progress(lambda progress: check(directory, topics or [], progress))
+    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    with ProgressBar() as bar:
+        report = check(directory, topics or [], bar.advance_to)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

@@ -12,9 +12,9 @@ from urllib.parse import quote
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
-from headrace.cli.publish import LineTooLongError, read_lines
+from headrace.cli.publish import LineTooLongError, open_file, read_lines
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
@@ -26,13 +26,12 @@ if TYPE_CHECKING:
 
 app = App()
 
-Log = Annotated[str, typer.Argument(metavar="LOG", help="The name of the log, such as main.")]
+Log = Annotated[str, argument("LOG", "The name of the log, such as main.")]
 Ws = Annotated[
     str | None,
-    typer.Option(
-        "--ws",
-        metavar="HOST:PORT",
-        help="The server's WebSocket address; wss://HOST with TLS.  [env HEADRACE_WS, else "
+    option(
+        "--ws HOST:PORT",
+        "The server's WebSocket address; wss://HOST with TLS.  [env HEADRACE_WS, else "
         "127.0.0.1:8120]",
     ),
 ]
@@ -50,22 +49,20 @@ def add(
     log: Log,
     event: Annotated[
         str | None,
-        typer.Argument(
-            metavar="EVENT",
-            help="One event, a JSON object with a `type`; `-` or nothing reads standard input, each "
+        argument(
+            "EVENT",
+            "One event, a JSON object with a `type`; `-` or nothing reads standard input, each "
             "line an event.",
         ),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line an event."),
+        Path | None, option("--file FILE", "Read this file, each line an event.")
     ] = None,
     host: Annotated[
         str | None,
-        typer.Option(
-            "--host",
-            metavar="NAME",
-            help="The name of this client in the times of its events.  [default: a new one]",
+        option(
+            "--host NAME",
+            "The name of this client in the times of its events.  [default: a new one]",
         ),
     ] = None,
     ws: Ws = None,
@@ -95,22 +92,12 @@ def add(
 @app.command("follow")
 def follow(
     log: Log,
-    from_offset: options.FromOffset = None,
-    from_start: options.FromStart = False,
-    last: options.Last = None,
-    since: options.Since = None,
-    count: options.Count = None,
-    until_end: options.UntilEnd = False,
+    span: options.Span,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one object per line: topic, offset, next_offset, id, event."
-        ),
+        bool, option("--json", "Print one object per line: topic, offset, next_offset, id, event.")
     ] = False,
-    url: options.Url = None,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
+    *,
+    connection: options.Connection,
 ) -> None:
     """Print the events of a log of Logux, and wait for more.
 
@@ -121,22 +108,7 @@ def follow(
     headrace logux follow main --from-start
     headrace logux follow main --last 10 --json
     """
-    print_records(
-        LOGUX_PREFIX + log,
-        from_offset=from_offset,
-        from_start=from_start,
-        last=last,
-        since=since,
-        count=count,
-        until_end=until_end,
-        lake=None,
-        as_json=as_json,
-        url=url,
-        http=http,
-        token=token,
-        timeout_s=timeout_s,
-        describe=_describe,
-    )
+    print_records(LOGUX_PREFIX + log, span, connection, as_json=as_json, describe=_describe)
 
 
 def _describe(message: "Message") -> tuple[bytes, dict[str, Any]]:
@@ -163,21 +135,11 @@ def _url(ws: str | None, log: str) -> str:
 
 async def _lines(event: str | None, file: Path | None) -> AsyncIterator[list[bytes]]:
     if event is not None and event != "-":
-        yield [event.encode(errors="surrogateescape")]
+        yield [os.fsencode(event)]
         return
-    if file is None:
-        async for lines in read_lines(sys.stdin.fileno(), PAYLOAD_BYTES_MAX):
-            yield lines
-        return
-    try:
-        fd = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CommandError(f"cannot read {file}: {error.strerror}") from None
-    try:
-        async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
-            yield lines
-    finally:
-        os.close(fd)
+    fd = sys.stdin.fileno() if file is None else open_file(file)
+    async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
+        yield lines
 
 
 async def _add(
@@ -203,8 +165,7 @@ async def _add(
         raise CommandError(f"{error}, the most an event can have") from None
     except RefusedError as error:
         raise CommandError(f"log {quoted(log)}: {error}") from None
-    what = f"added {counted(added, 'event')}" if added else "added nothing: there was no input"
-    note(what)
+    note(f"added {counted(added, 'event')}" if added else "added nothing: there was no input")
 
 
 _SYNC_S = 30.0
@@ -226,9 +187,9 @@ async def _wait_until_synced(client: "LoguxClient", timeout_s: float) -> None:
 async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
     try:
         await client.add(json.loads(line))
+    except (BadEventError, PayloadTooLargeError) as error:
+        raise CommandError(f"event {number}: {error}") from None
     except ValueError as error:
-        if isinstance(error, BadEventError | PayloadTooLargeError):
-            raise CommandError(f"event {number}: {error}") from None
         raise CommandError(f"event {number} is not JSON: {error}") from None
     except RecursionError:
         raise CommandError(f"event {number} is nested too deeply") from None

@@ -21,7 +21,7 @@ from headrace.cli import (
     subscribe,
     topics,
 )
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
 from headrace.cli.pipeline import jobs
 from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
@@ -55,9 +55,7 @@ app.command("config")(config.config)
 
 @app.command("help")
 def help_(
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="Such as `pipeline export`.")
-    ] = None,
+    command: Annotated[list[str] | None, argument("COMMAND", "Such as `pipeline export`.")] = None,
 ) -> None:
     """Show the help of a command.
 
@@ -76,7 +74,7 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    debug: Annotated[bool, option("--debug", "Show tracebacks.")] = False,
     quiet: Annotated[
         bool,
         typer.Option("--quiet", "-q", help="Print results, warnings and errors only: no notes."),

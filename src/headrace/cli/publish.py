@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, note
 from headrace.cli.common.server import run_with_client
-from headrace.errors import BadTopicNameError, WindowFullError
+from headrace.errors import WindowFullError
 from headrace.model import PAYLOAD_BYTES_MAX, check_publish_topic
 from headrace.printing import counted, size
 
@@ -35,14 +36,10 @@ Record = tuple[str, bytes]
 """A topic and a payload."""
 
 
-class WrongRecordError(Exception):
-    """A line is not a valid record: correct it, and publish from this line on."""
-
-
 async def read_records(
     lines: AsyncIterator[list[bytes]], topic: str | None
 ) -> AsyncIterator[list[Record]]:
-    """Yield the records of the lines, for `topic` if it is given; raise WrongRecordError at a wrong line.
+    """Yield the records of the lines, for `topic` if it is given; raise CommandError at a wrong line.
 
     The records before the wrong line are yielded first.
     """
@@ -60,7 +57,7 @@ async def read_records(
                 break
         yield records
         if wrong is not None:
-            raise WrongRecordError(wrong)
+            raise CommandError(wrong)
 
 
 def parse_record(line: bytes, topic: str | None) -> Record:
@@ -74,10 +71,7 @@ def parse_record(line: bytes, topic: str | None) -> Record:
     name = found.get("topic") if topic is None else topic
     if not isinstance(name, str):
         raise ValueError("topic must be a string, unless TOPIC is given")
-    try:
-        check_publish_topic(name)
-    except BadTopicNameError as error:
-        raise ValueError(str(error)) from None
+    check_publish_topic(name)
     payload = _payload(found)
     if len(payload) > PAYLOAD_BYTES_MAX:
         raise ValueError(f"the payload is longer than {PAYLOAD_BYTES_MAX:,} bytes")
@@ -160,28 +154,24 @@ async def _read_chunks(fd: int) -> AsyncIterator[bytes]:
 def publish(
     topic: Annotated[
         str | None,
-        typer.Argument(
-            metavar="TOPIC",
-            help="The topic's name; not needed with --json.",
+        argument(
+            "TOPIC",
+            "The topic's name; not needed with --json.",
             autocompletion=options.complete_topic,
         ),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Argument(
-            metavar="DATA",
-            help="One record; `-` or nothing reads standard input, each line a record.",
-        ),
+        argument("DATA", "One record; `-` or nothing reads standard input, each line a record."),
     ] = None,
     file: Annotated[
-        Path | None,
-        typer.Option("--file", metavar="FILE", help="Read this file, each line a record."),
+        Path | None, option("--file FILE", "Read this file, each line a record.")
     ] = None,
     as_json: Annotated[
         bool,
-        typer.Option(
+        option(
             "--json",
-            help="Read what `subscribe --json` prints: one object per line, with payload or payload_base64, "
+            "Read what `subscribe --json` prints: one object per line, with payload or payload_base64, "
             "and topic unless TOPIC is given.",
         ),
     ] = False,
@@ -205,13 +195,17 @@ def publish(
         raise UsageError("name the TOPIC; only the lines of --json can do that themselves")
     if topic is not None:
         check_publish_topic(topic)
-    fd = _open(file) if data is None or data == "-" else None
-    if fd is None:
-        lines = _single(os.fsencode(data or ""))
+    total_bytes = None
+    if data is not None and data != "-":
+        lines = _single(os.fsencode(data))
     else:
+        if file is None and sys.stdin.isatty():
+            note("each line is a record; Ctrl-D ends")
+        fd = sys.stdin.fileno() if file is None else open_file(file)
         lines = read_lines(fd, JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
+        total_bytes = None if as_json else _bytes_of(fd)
     records = read_records(lines, topic) if as_json else _plain(lines, topic or "")
-    publisher = _Publisher(ProgressBar(None if as_json else _bytes_of(fd)))
+    publisher = _Publisher(total_bytes)
     try:
         run_with_client(
             options.url_or_default(url),
@@ -225,8 +219,9 @@ def publish(
 
 
 class _Publisher:
-    def __init__(self, bar: ProgressBar) -> None:
-        self._bar = bar
+    def __init__(self, total_bytes: int | None) -> None:
+        self._bar = ProgressBar()
+        self._total_bytes = total_bytes
         self._started = time.monotonic()
         self.published = 0
         self._acknowledged = 0
@@ -240,9 +235,9 @@ class _Publisher:
             except LineTooLongError as error:
                 await client.flush()
                 raise CommandError(f"{error}, the most a record can hold") from None
-            except WrongRecordError as error:
+            except CommandError:
                 await client.flush()
-                raise CommandError(str(error)) from None
+                raise
             await client.flush()
 
     async def _publish_batch(self, client: "Client", batch: list[Record]) -> None:
@@ -256,7 +251,8 @@ class _Publisher:
             acknowledgement.add_done_callback(self._count)
             self.published += 1
             self._bytes += len(payload)
-        self._bar.advance_to(self._bytes + self.published)  # plus one newline per record
+        # Plus one newline per record.
+        self._bar.advance_to(self._bytes + self.published, self._total_bytes)
 
     def _count(self, acknowledgement: asyncio.Future[None]) -> None:
         if not acknowledgement.cancelled() and acknowledgement.exception() is None:
@@ -282,22 +278,16 @@ async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
     yield [payload]
 
 
-def _open(file: Path | None) -> int:
-    if file is not None:
-        try:
-            if file.is_dir():  # opening a directory succeeds, only reading it fails
-                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-            return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError as error:
-            raise CommandError(f"cannot read {file}: {error.strerror}") from None
-    if sys.stdin.isatty():
-        note("each line is a record; Ctrl-D ends")
-    return sys.stdin.fileno()
+def open_file(file: Path) -> int:
+    try:
+        if file.is_dir():  # opening a directory succeeds, only reading it fails
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}") from None
 
 
-def _bytes_of(fd: int | None) -> int | None:
+def _bytes_of(fd: int) -> int | None:
     """Return the size of a regular file in bytes; None if the input is of another kind."""
-    if fd is None:
-        return None
     status = os.fstat(fd)
     return status.st_size if stat.S_ISREG(status.st_mode) else None

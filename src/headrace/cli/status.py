@@ -1,14 +1,14 @@
 """`headrace status` and `headrace clock`: one screen about a running server; its time and its clock."""
 
 import json
+from collections import Counter
 from typing import Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
 from headrace.cli.common.options import App
-from headrace.cli.common.output import UsageError, moment, note, print_table
+from headrace.cli.common.output import UsageError, moment, note, print_facts
 from headrace.cli.common.server import HttpApi, request
 from headrace.cli.topics import all_topics
 from headrace.model import LAKE_START_READER
@@ -39,42 +39,38 @@ def status(
 def _status(api: HttpApi) -> dict[str, Any]:
     found: dict[str, Any] = request(api, "GET", "/v1/status")
     totals = {"topics": 0, "records": 0, "bytes": 0, "subscribers": 0}
-    readers: dict[str, int] = {}
+    readers: Counter[str] = Counter()
     for topic in all_topics(api, ""):
         totals["topics"] += 1
         for name in ("records", "bytes", "subscribers"):
             totals[name] += topic[name]
         for cursor in topic["cursors"]:
-            if cursor["reader"] == LAKE_START_READER:
-                continue  # the start of the lake: no reader continues from it
-            readers[cursor["reader"]] = readers.get(cursor["reader"], 0) + cursor["lag_records"]
+            if cursor["reader"] != LAKE_START_READER:  # no reader continues from there
+                readers[cursor["reader"]] += cursor["lag_records"]
     return found | totals | {"lag_records": readers}
 
 
 def _print(found: dict[str, Any]) -> None:
-    table = Table(box=None, pad_edge=False, show_header=False)
     health, retention = found["health"], found["retention"]
     open_now = [f"{count:,} {name}" for name, count in found["connections"].items() if count]
-    table.add_row("server", f"headrace {found['version']}, up {_duration(found['uptime_s'])}")
-    table.add_row("health", printable(health["status"]))
-    if health.get("clock"):
-        table.add_row("clock", printable(health["clock"]))
-    for name, address in found["listeners"].items():
-        table.add_row(f"listen.{name}", address)
-    table.add_row("data", printable(found["data_dir"]))
-    table.add_row(
-        "log",
-        f"{counted(found['topics'], 'topic')}, {counted(found['records'], 'record')}, "
-        f"{size(found['bytes'])}",
-    )
-    table.add_row("connections", ", ".join(open_now) or "none")
-    table.add_row("subscriptions", f"{found['subscribers']:,}")
     kept = _duration(retention["age_s"]) if retention["age_s"] else "for ever"
     limit = f", at most {size(retention['bytes'])} of each topic" if retention["bytes"] else ""
-    table.add_row("retention", kept + limit)
+    facts = {"server": f"headrace {found['version']}, up {_duration(found['uptime_s'])}"}
+    facts["health"] = printable(health["status"])
+    if health.get("clock"):
+        facts["clock"] = printable(health["clock"])
+    facts |= {f"listen.{name}": address for name, address in found["listeners"].items()}
+    facts |= {
+        "data": printable(found["data_dir"]),
+        "log": f"{counted(found['topics'], 'topic')}, {counted(found['records'], 'record')}, "
+        f"{size(found['bytes'])}",
+        "connections": ", ".join(open_now) or "none",
+        "subscriptions": f"{found['subscribers']:,}",
+        "retention": kept + limit,
+    }
     for reader, lag in sorted(found["lag_records"].items()):
-        table.add_row(f"reader {printable(reader)}", f"{counted(lag, 'record')} behind")
-    print_table(table)
+        facts[f"reader {printable(reader)}"] = f"{counted(lag, 'record')} behind"
+    print_facts(facts)
 
 
 def _duration(seconds: float) -> str:

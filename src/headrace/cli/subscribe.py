@@ -10,6 +10,7 @@ import stat
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import MOMENT_HELP, parse_moment
+from headrace.cli.common.options import MOMENT_HELP, option, parse_moment
 from headrace.cli.common.output import CommandError, UsageError, discard_output, note
 from headrace.cli.common.server import (
     HttpApi,
@@ -54,44 +55,31 @@ class Start(StrEnum):
 
 def subscribe(
     topic: options.Topic,
-    from_offset: options.FromOffset = None,
-    from_start: options.FromStart = False,
-    last: options.Last = None,
-    since: options.Since = None,
-    count: options.Count = None,
-    until_end: options.UntilEnd = False,
+    span: options.Span,
     reader: Annotated[
         str | None,
-        typer.Option(
-            "--reader",
-            metavar="NAME",
-            help="Read under this name: begin where the reader stopped, and acknowledge what was"
+        option(
+            "--reader NAME",
+            "Read under this name: begin where the reader stopped, and acknowledge what was"
             " printed.",
         ),
     ] = None,
     start: Annotated[
-        Start,
-        typer.Option("--start", help="Where a reader begins that the server does not know yet."),
+        Start, option("--start", "Where a reader begins that the server does not know yet.")
     ] = Start.OLDEST,
     lake: Annotated[
         Path | None,
-        typer.Option(
-            "--lake",
-            metavar="DIR",
+        option(
+            "--lake DIR",
+            "A lake that the topic is exported to: what the log has no more is read there.",
             envvar="HEADRACE_PIPELINE_LAKE",
-            help="A lake that the topic is exported to: what the log has no more is read there.",
         ),
     ] = None,
     as_json: Annotated[
-        bool,
-        typer.Option(
-            "--json", help="Print one object per line: topic, offset, next_offset, payload."
-        ),
+        bool, option("--json", "Print one object per line: topic, offset, next_offset, payload.")
     ] = False,
-    url: options.Url = None,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
+    *,
+    connection: options.Connection,
 ) -> None:
     """Print records of a topic, and wait for more.
 
@@ -116,45 +104,22 @@ def subscribe(
     headrace subscribe greetings --from-offset 0 --lake /data/lake
     headrace subscribe orders --reader billing --until-end
     """
-    print_records(
-        topic,
-        from_offset=from_offset,
-        from_start=from_start,
-        last=last,
-        since=since,
-        count=count,
-        until_end=until_end,
-        lake=lake,
-        as_json=as_json,
-        url=url,
-        http=http,
-        token=token,
-        timeout_s=timeout_s,
-        reader=reader,
-        start=start,
-    )
+    print_records(topic, span, connection, as_json=as_json, reader=reader, start=start, lake=lake)
 
 
 def print_records(
     topic: str,
+    span: options.Span,
+    connection: options.Connection,
     *,
-    from_offset: int | None,
-    from_start: bool,
-    last: int | None,
-    since: str | None,
-    count: int | None,
-    until_end: bool,
-    lake: Path | None,
     as_json: bool,
-    url: str | None,
-    http: str | None,
-    token: str | None,
-    timeout_s: float,
     reader: str | None = None,
     start: Start = Start.OLDEST,
+    lake: Path | None = None,
     describe: Describe | None = None,
 ) -> None:
     """Run `subscribe` with these options; `describe` is for topics whose records have an envelope."""
+    from_offset, from_start, last, since, limit, until_end = span
     options.only_one(
         from_offset=from_offset is not None,
         from_start=from_start,
@@ -163,11 +128,11 @@ def print_records(
         reader=reader is not None,
     )
     check_topic_name(topic)
-    if (until_end or last is not None or since is not None) and options.is_elsewhere(url, http):
+    if (until_end or last is not None or since is not None) and connection.is_elsewhere:
         raise UsageError(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
-    api = options.http_api(http, token)
+    api = options.http_api(connection.http, connection.token)
     end = None
     if until_end:
         found = _find(api, topic)
@@ -178,7 +143,7 @@ def print_records(
         end = int(found["end"]["offset"])
         is_placed = from_offset is not None or last is not None or since is not None
         from_start = from_start or not (is_placed or reader is not None)
-    elif options.is_same_server(url, http):
+    elif connection.is_same_server:
         found = _glance(api, topic)
     else:
         found = {}
@@ -194,10 +159,10 @@ def print_records(
     if found is None:
         note(f"headrace: topic {quoted(topic)} does not exist yet: waiting")
     printer = _Printer(
-        topic,
-        from_offset,
-        count,
-        end,
+        topic=topic,
+        offset=from_offset,
+        left=limit,
+        end=end,
         api=api,
         describe=describe or _describe,
         reader=reader,
@@ -206,43 +171,32 @@ def print_records(
         quiet=from_start,
         has_lake=lake is not None,
     )
+    url = options.url_or_default(connection.url)
     try:
-        run_with_client(
-            options.url_or_default(url), timeout_s, printer.print_all, patient=True, lake=lake
-        )
+        run_with_client(url, connection.timeout_s, printer.print_all, patient=True, lake=lake)
     except KeyboardInterrupt:
         pass  # the user ends the command
     except BrokenPipeError:
         discard_output()  # the program that reads our output ends it
 
 
+@dataclass(kw_only=True)
 class _Printer:
-    def __init__(
-        self,
-        topic: str,
-        offset: int | None,
-        count: int | None,
-        end: int | None,
-        *,
-        api: HttpApi,
-        describe: Describe,
-        reader: str | None,
-        start: Start,
-        as_json: bool,
-        quiet: bool,
-        has_lake: bool,
-    ) -> None:
-        self._topic = topic
-        self._offset = offset
-        self._left = count
-        self._end = end
-        self._api = api
-        self._describe = describe
-        self._reader = reader
-        self._start = start
-        self._as_json = as_json
-        self._quiet = quiet
-        self._has_lake = has_lake
+    topic: str
+    offset: int | None
+    left: int | None
+    """Records that are still to be printed; None without a limit."""
+    end: int | None
+    api: HttpApi
+    describe: Describe
+    reader: str | None
+    start: Start
+    as_json: bool
+    quiet: bool
+    """True if nothing is reported that is missing before the first record."""
+    has_lake: bool
+
+    def __post_init__(self) -> None:
         self._passed_end = asyncio.Event()
         self._out = sys.stdout.buffer
 
@@ -267,15 +221,15 @@ class _Printer:
             await asyncio.gather(printing, passed, return_exceptions=True)
 
     async def _print_messages(self, client: "Client") -> None:
-        if self._reader is not None:
-            await self._print_read(client, self._reader)
+        if self.reader is not None:
+            await self._print_read(client, self.reader)
             return
-        subscription = client.subscribe(self._topic, offset=self._offset)
-        end = self._end
+        subscription = client.subscribe(self.topic, offset=self.offset)
+        end = self.end
         if end is not None:
             begin = await subscription.attached()
             # Earlier records may be in the lake.
-            begin = min(begin or 0, self._offset or 0) if self._has_lake else begin
+            begin = min(begin or 0, self.offset or 0) if self.has_lake else begin
             if begin is not None and begin >= end:
                 return
         await self._print_batches(client, subscription)
@@ -283,9 +237,9 @@ class _Printer:
     async def _print_read(self, client: "Client", reader: str) -> None:
         """Print records that a reader has not acknowledged, and acknowledge them once printed."""
         subscription = client.subscribe(
-            self._topic, reader=reader, start=self._start.value, ack="manual"
+            self.topic, reader=reader, start=self.start.value, ack="manual"
         )
-        if self._end is not None and (await subscription.attached() or 0) >= self._end:
+        if self.end is not None and (await subscription.attached() or 0) >= self.end:
             return
         await self._print_batches(client, subscription, subscription.ack)
         await subscription.flush()
@@ -296,9 +250,9 @@ class _Printer:
         subscription: "Subscription",
         printed: "Callable[[Message], None]" = lambda message: None,
     ) -> None:
-        end = self._end
+        end = self.end
         while batch := await self._next(subscription):
-            wanted = batch[: self._left]
+            wanted = batch[: self.left]
             if end is not None:
                 wanted = [message for message in wanted if _passed(message) <= end]
             self._out.write(b"".join(map(self._line, wanted)))
@@ -306,9 +260,9 @@ class _Printer:
             with contextlib.suppress(ReaderLostError):  # `_report_reader` reports it
                 for message in wanted:
                     printed(message)
-            if self._left is not None:
-                self._left -= len(wanted)
-                if self._left == 0:
+            if self.left is not None:
+                self.left -= len(wanted)
+                if self.left == 0:
                     return
             if end is not None and _passed(batch[-1]) >= end:
                 return
@@ -318,7 +272,7 @@ class _Printer:
 
     async def _next(self, subscription: "Subscription") -> list["Message"]:
         """Return the next messages; empty if the subscription or the records before the end have ended."""
-        while self._end is not None and not self._has_lake:
+        while self.end is not None and not self.has_lake:
             with contextlib.suppress(TimeoutError):
                 return await asyncio.wait_for(subscription.batch(), _SILENCE_S)
             if await self._is_over(subscription.next_offset or 0):
@@ -331,23 +285,23 @@ class _Printer:
 
         Then the offsets between them are reported as missed, unless the offsets jumped.
         """
-        assert self._end is not None
+        assert self.end is not None
         try:
-            left = await asyncio.to_thread(_look_up, self._api, self._topic, offset=offset)
+            left = await asyncio.to_thread(_look_up, self.api, self.topic, offset=offset)
         except CommandError:
             return False  # the server may come back, and then the subscription continues
-        if left < self._end:
+        if left < self.end:
             return False
         from headrace.client import Missed
 
-        missed = Missed(self._topic, offset, self._end)
+        missed = Missed(self.topic, offset, self.end)
         if not missed.is_jump:
             self._report_missed(missed)
         return True
 
     def _line(self, message: "Message") -> bytes:
-        payload, fields = self._describe(message)
-        if not self._as_json:
+        payload, fields = self.describe(message)
+        if not self.as_json:
             return payload + b"\n"
         line: dict[str, Any] = {
             "topic": message.topic,
@@ -371,9 +325,9 @@ class _Printer:
 
     def _report_missed(self, missed: "Missed") -> None:
         asked, got = missed.asked, missed.got
-        if self._has_lake and self._end is not None and got is not None and got >= self._end:
+        if self.has_lake and self.end is not None and got is not None and got >= self.end:
             self._passed_end.set()  # neither log nor lake has more records before the end
-        if self._quiet and asked == 0:
+        if self.quiet and asked == 0:
             return
         if asked is None or got is None:
             text = f"asked for {missed.asked_serial}, going on at {missed.got_serial}"

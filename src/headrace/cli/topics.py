@@ -6,30 +6,24 @@ from collections.abc import Iterator
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from headrace.cli.common import options
+from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import UsageError, moment, note, print_table
-from headrace.cli.common.server import HttpApi, request
+from headrace.cli.common.server import HttpApi, listed, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import counted, printable, quoted, size
 
 _PAGE = 1000
 _OF_LAKE = ("log", "lake", "lag")
-_HEADINGS = (
-    *("topic", "durability", "records", "size", "end", *_OF_LAKE, "subs", "last record", "readers"),
-)
 
 
 def topics(
-    prefix: Annotated[str, typer.Argument(metavar="PREFIX", help="The same as --prefix.")] = "",
+    prefix: Annotated[str, argument("PREFIX", "The same as --prefix.")] = "",
     prefix_option: Annotated[
-        str | None,
-        typer.Option("--prefix", metavar="PREFIX", help="Only topics whose name begins so."),
+        str | None, option("--prefix PREFIX", "Only topics whose name begins so.")
     ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line.")
-    ] = False,
+    as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -50,33 +44,23 @@ def topics(
         for topic in found:
             typer.echo(json.dumps(topic, ensure_ascii=False))
         return
-    columns: dict[str, list[str]] = {heading: [] for heading in _HEADINGS}
-    for topic in found:
-        row = _row(topic)
-        for heading, cells in columns.items():
-            cells.append(row[heading])
-    has_lake = any(columns["lake"])
-    table = Table(box=None, pad_edge=False)
-    shown = []
-    for heading, cells in columns.items():
-        if heading in _OF_LAKE and not has_lake:
-            continue
-        if heading == "readers" and not any(cells):
-            continue
-        is_text = heading in ("topic", "durability", "last record", "readers")
-        table.add_column(heading, justify="left" if is_text else "right")
-        shown.append(cells)
-    for cells_of_row in zip(*shown, strict=True):
-        table.add_row(*cells_of_row)
-    if table.row_count:
-        print_table(table, optional=("durability", "end", "log", "lake", "last record"))
-    else:
+    rows = [_row(topic) for topic in found]
+    if not rows:
         note("no topics" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
+        return
+    unused = () if any(row["lake"] for row in rows) else _OF_LAKE
+    if not any(row["readers"] for row in rows):
+        unused = (*unused, "readers")
+    print_table(
+        [{name: cell for name, cell in row.items() if name not in unused} for row in rows],
+        right=("records", "size", "end", *_OF_LAKE, "subs"),
+        optional=("durability", "end", "log", "lake", "last record"),
+    )
 
 
 def delete(
     topic: options.Topic,
-    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
     http: options.Http = None,
     token: options.Token = None,
 ) -> None:
@@ -100,41 +84,41 @@ def delete(
 def _row(topic: dict[str, Any]) -> dict[str, str]:
     cursors = {cursor["reader"]: cursor for cursor in topic.get("cursors", ())}
     lake, lake_start = cursors.pop(LAKE_READER, None), cursors.pop(LAKE_START_READER, None)
-    row = {
+    in_lake, lag = "", f"{topic['records']:,}"  # all records, unless the lake has a cursor
+    if lake is not None:
+        begin = lake_start["offset"] if lake_start is not None else "…"
+        in_lake, lag = f"{begin}–{lake['offset']}", f"{lake['lag_records']:,}{_gone(lake)}"
+    elif topic["durability"] == Durability.MEMORY:
+        lag = ""
+    return {
         "topic": printable(topic["name"]),
         "durability": topic["durability"],
         "records": f"{topic['records']:,}",
         "size": size(topic["bytes"]),
         "end": str(topic["end"]["offset"]),
+        "log": f"{topic['start']['offset']}–{topic['end']['offset']}",
+        "lake": in_lake,
+        "lag": lag,
         "subs": str(topic["subscribers"]),
         "last record": moment(topic["last_ms"]),
         "readers": ", ".join(map(_reader, cursors.values())),
-        "log": f"{topic['start']['offset']}–{topic['end']['offset']}",
-        "lake": "",
-        "lag": "",
     }
-    if topic["durability"] != Durability.MEMORY:
-        row["lag"] = f"{topic['records']:,}"  # all records, unless the lake has a cursor
-    if lake is not None:
-        begin = lake_start["offset"] if lake_start is not None else "…"
-        row["lake"] = f"{begin}–{lake['offset']}"
-        gone = f" ({lake['gone_records']:,} gone)" if lake["gone_records"] else ""
-        row["lag"] = f"{lake['lag_records']:,}{gone}"
-    return row
 
 
 def _reader(cursor: dict[str, Any]) -> str:
     """Format a reader and the number of records it is behind, such as `group:orders -1,234`."""
-    lag, gone = cursor["lag_records"], cursor["gone_records"]
-    text = f"{printable(cursor['reader'])} {-lag:,}"
-    return f"{text} ({gone:,} gone)" if gone else text
+    return f"{printable(cursor['reader'])} {-cursor['lag_records']:,}{_gone(cursor)}"
+
+
+def _gone(cursor: dict[str, Any]) -> str:
+    return f" ({cursor['gone_records']:,} gone)" if cursor["gone_records"] else ""
 
 
 def all_topics(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
     """Yield every topic with its `cursors`. The server sorts both lists by the bytes of the names."""
     cursors = _all_cursors(api, prefix)
     cursor = next(cursors, None)
-    for topic in _listed(api, prefix):
+    for topic in listed(api, "/v1/topics", "topics", prefix=prefix or None, limit=_PAGE):
         mine: list[dict[str, Any]] = []
         while cursor is not None and cursor["topic"] <= topic["name"]:
             if cursor["topic"] == topic["name"]:
@@ -157,13 +141,3 @@ def _all_cursors(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
             yield cursor
         if not page["more"]:
             return
-
-
-def _listed(api: HttpApi, prefix: str) -> Iterator[dict[str, Any]]:
-    after = None
-    while True:
-        page = request(api, "GET", "/v1/topics", prefix=prefix or None, after=after, limit=_PAGE)
-        yield from page["topics"]
-        if not page["more"]:
-            return
-        after = page["topics"][-1]["name"]

@@ -4,6 +4,7 @@ Values that no source gives have their defaults. Every error is one sentence wit
 values and the origin of the wrong value.
 """
 
+import dataclasses
 import difflib
 import json
 import math
@@ -13,10 +14,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from pathlib import Path
 from types import UnionType
-from typing import Annotated, Any, NamedTuple, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_args
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
@@ -50,7 +51,6 @@ class Setting(NamedTuple):
 
     key: str
     type: Any
-    """The Python type for `msgspec.convert`, with the bounds as annotations."""
     default: Any
     doc: str
     unit: str
@@ -60,6 +60,9 @@ class Setting(NamedTuple):
     """True if a value must not be shown in full."""
     reloads: bool
     """True if a running server applies a new value on SIGHUP."""
+    allowed: str
+    """The allowed values as the end of a sentence; empty if type and bounds say it."""
+    bounds: Meta
 
     @property
     def variable(self) -> str:
@@ -69,7 +72,7 @@ class Setting(NamedTuple):
 class TableKind(NamedTuple):
     """A list of tables in the file, each `[[KEY]]`."""
 
-    type: type[Struct]
+    type: type
     """Type of a table. Its first field identifies a table among the others."""
     noun: str
 
@@ -90,114 +93,97 @@ def load(
     flags: Mapping[str, object], environ: Mapping[str, str], file: Path | None = None
 ) -> Loaded:
     """Return the configuration. `flags` maps keys to values; None means that the flag is not given."""
-    found = _Found()
+    values: dict[str, object] = {}
+    origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
     if file is None and environ.get(CONFIG_FILE_VARIABLE):
         file = Path(environ[CONFIG_FILE_VARIABLE])
+    table: dict[str, Any] = {}
     if file is not None:
-        found.read(_read_file(file), f"file {file}")
-    found.next_source()
+        table = _read_file(file)
+        for key in TABLES:
+            origins[key] = f"file {file}"
+            values[key] = _tables(key, _take(table, key), origins[key])
+    for is_text, source in (
+        (False, _in_file(table, f"file {file}")),
+        (True, _in_environment(environ)),
+        (True, _in_flags(flags)),
+    ):
+        names: dict[str, str] = {}
+        for setting, name, value, origin in source:
+            _refuse_other_name(names, setting.key, name, origin)
+            values[setting.key] = _convert(setting, value, origin, text=is_text)
+            origins[setting.key] = origin
+    config = _build(values)
+    _check_listeners(config, origins)
+    for rule in config.topics:
+        _check_rule(rule, origins["topics"])
+    return Loaded(config, origins)
+
+
+_Given = tuple[Setting, str, object, str]
+"""A setting that a source gives: its name there, its value and the origin of the value."""
+
+
+def _in_file(table: dict[str, Any], origin: str) -> Iterator[_Given]:
+    for key, value in _flatten(table, origin):
+        yield _setting(key, value, origin), key, value, origin
+
+
+def _in_environment(environ: Mapping[str, str]) -> Iterator[_Given]:
     for variable, text in environ.items():
         if setting := _setting_of_variable(variable, text):
-            found.add(setting, variable, text, f"environment {variable}", text=True)
-    found.next_source()
+            yield setting, variable, text, f"environment {variable}"
+
+
+def _in_flags(flags: Mapping[str, object]) -> Iterator[_Given]:
     for key, value in flags.items():
         if value is not None:
-            of_flag = _setting(key, value, f"flag --set {key}")
-            origin = f"flag {of_flag.flag or f'--set {key}'}"
-            found.add(of_flag, key, value, origin, text=True)
-    config = _build(found.values)
-    _check_together(config, found.origins)
-    return Loaded(config, found.origins)
+            setting = _setting(key, value, f"flag --set {key}")
+            yield setting, key, value, f"flag {setting.flag or f'--set {key}'}"
 
 
-class _Found:
-    """The values found so far. Later sources override earlier ones."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, object] = {}
-        self.origins = dict.fromkeys([*SETTINGS, *TABLES], DEFAULT)
-        self._given = _Given()
-
-    def next_source(self) -> None:
-        self._given = _Given()
-
-    def read(self, table: dict[str, Any], origin: str) -> None:
-        """Add the content of a file."""
-        for key in TABLES:
-            self.values[key] = _tables(key, _take(table, key), origin)
-            self.origins[key] = origin
-        for key, value in _flatten(table, origin):
-            self.add(_setting(key, value, origin), key, value, origin)
-
-    def add(
-        self, setting: Setting, name: str, value: object, origin: str, *, text: bool = False
-    ) -> None:
-        self._given.add(setting.key, name, origin)
-        self.values[setting.key] = _convert(setting, value, origin, text=text)
-        self.origins[setting.key] = origin
+def _refuse_other_name(names: dict[str, str], key: str, name: str, origin: str) -> None:
+    """Raise ConfigError if a source gives a setting under two names; `names` has those so far, by key."""
+    other = names.setdefault(key, name)
+    if other != name:
+        raise ConfigError(f"{other} and {name} are the same setting: give one ({origin})")
 
 
-def fields_of(section: type[Struct], prefix: str = "") -> Iterator[Setting]:
+def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iterator[Setting]:
     """Yield the settings of a section and its own sections, in the order of their definition."""
-    hints = get_type_hints(section, include_extras=True)
-    for field in msgspec.structs.fields(section):
-        base, meta = get_args(hints[field.name])
-        if isinstance(base, type) and issubclass(base, Struct):
-            yield from fields_of(base, f"{prefix}{field.name}.")
-        elif prefix + field.name not in TABLES:
-            extra = meta.extra
-            yield Setting(
-                key=prefix + field.name,
-                type=hints[field.name],
-                default=field.default,
-                doc=meta.description,
-                unit=extra["unit"],
-                flag=extra["flag"],
-                is_secret=extra["secret"],
-                reloads=extra["reloads"],
-            )
-
-
-def accepted(setting: Setting) -> str:
-    """Return everything that a setting accepts, values with units included, as the end of a sentence."""
-    plain = allowed(setting)
-    return f"{plain}, or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else plain
+    for field in dataclasses.fields(section):
+        key = prefix + field.name
+        # Of a type such as `int | None`, the part that a value has.
+        kind: Any = get_args(field.type)[0] if isinstance(field.type, UnionType) else field.type
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            yield from fields_of(kind, f"{key}.", reloads=field.metadata["reloads"])
+        elif key not in TABLES:
+            setting = Setting(key, kind, field.default, **field.metadata)
+            yield setting._replace(reloads=reloads or setting.reloads)
 
 
 def allowed(setting: Setting) -> str:
     """Return the allowed values of a setting, as the end of a sentence."""
-    base, meta = _base_and_meta(setting.type)
-    if meta.extra and meta.extra["allowed"]:
-        return str(meta.extra["allowed"])
-    if get_origin(base) is tuple:
-        return "a list of texts"
-    if issubclass(base, StrEnum):
-        return "one of " + ", ".join(base)
-    if base is Address:
-        return "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119"
-    if base is Origins:
-        return (
-            "a list of origins such as https://app.example.com, which are let in besides pages of the host "
-            "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` "
-            "is any page, and an empty list no page at all; in flags and variables with commas"
-        )
-    if base is ReaderNames:
-        return "a list of readers' names such as group:orders; in flags and variables with commas"
-    if base is Path:
-        return "a path"
-    if base is str:
-        return "a text"
-    kind = "a whole number" if base is int else "a number"
-    low = f"over {meta.gt:g}" if meta.gt is not None else f"of at least {meta.ge}"
-    return f"{kind} {low}" + ("" if meta.le == NUMBER_MAX else f" and at most {meta.le}")
+    kind, bounds = setting.type, setting.bounds
+    if setting.allowed or kind in _ALLOWED:
+        return setting.allowed or _ALLOWED[kind]
+    if issubclass(kind, StrEnum):
+        return "one of " + ", ".join(kind)
+    number = "a whole number" if kind is int else "a number"
+    low = f"over {bounds.gt:g}" if bounds.gt is not None else f"of at least {bounds.ge}"
+    return f"{number} {low}" + ("" if bounds.le == NUMBER_MAX else f" and at most {bounds.le}")
 
 
-def _base_and_meta(annotated: Any) -> tuple[type, Meta]:
-    base, meta = get_args(annotated)
-    if get_origin(base) is UnionType:
-        base = next(option for option in get_args(base) if option is not type(None))
-    return base, meta
-
+_ALLOWED: dict[Any, str] = {
+    Address: "HOST:PORT such as 127.0.0.1:8119 or [::1]:8119",
+    Origins: "a list of origins such as https://app.example.com, which are let in besides pages of the host "
+    "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` is any "
+    "page, and an empty list no page at all; in flags and variables with commas",
+    ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    Path: "a path",
+    str: "a text",
+    tuple[str, ...]: "a list of texts",
+}
 
 SETTINGS = {setting.key: setting for setting in fields_of(Config)}
 TABLE_SETTINGS = {
@@ -208,55 +194,41 @@ _SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
-class _Given:
-    """The settings that one source gives. Refuses a setting that the source gives under two names."""
-
-    def __init__(self) -> None:
-        self._names: dict[str, str] = {}
-
-    def add(self, key: str, name: str, origin: str) -> None:
-        other = self._names.setdefault(key, name)
-        if other != name:
-            raise ConfigError(f"{other} and {name} are the same setting: give one ({origin})")
-
-
-def _setting(key: str, value: object, origin: str) -> Setting:
-    found = _named(key, value, SETTINGS, _SHORT_NAMES, origin)
+def _setting(
+    name: str, value: object, origin: str, settings: Mapping[str, Setting] = SETTINGS
+) -> Setting:
+    found = _named(name, value, settings, origin)
     if found is None:
-        raise ConfigError(f"there is no setting {key} ({origin}){nearest(key, SETTINGS)}")
+        raise ConfigError(f"there is no setting {name} ({origin}){nearest(name, settings)}")
     return found
 
 
 def _setting_of_variable(variable: str, text: str) -> Setting | None:
     if not variable.startswith("HEADRACE_") or variable in _OTHER_VARIABLES:
         return None
-    if found := _named(variable, text, _BY_VARIABLE, _SHORT_VARIABLES, f"environment {variable}"):
+    found = _named(variable, text, _BY_VARIABLE, f"environment {variable}")
+    if found or variable.startswith(_OTHER_PREFIXES):
         return found
-    if variable.startswith(_OTHER_PREFIXES):
-        return None
     raise ConfigError(
         f"the environment sets {variable}, which is no setting{_nearest_variable(variable)}"
     )
 
 
 def _named(
-    name: str,
-    value: object,
-    settings: Mapping[str, Setting],
-    short_names: Mapping[str, str],
-    origin: str,
+    name: str, value: object, settings: Mapping[str, Setting], origin: str
 ) -> Setting | None:
     """Return the setting with this name, which may lack its unit (`age` for `age_s`) if the value has one."""
     if name in settings:
         return settings[name]
-    if name not in short_names:
+    full_name = _short_names(settings).get(name)
+    if full_name is None:
         return None
-    found = settings[short_names[name]]
+    found = settings[full_name]
     quantity = Quantity.parse(value)
     if quantity is None or quantity.unit != found.unit:
         raise ConfigError(
             f"{name} must be {UNITS_HELP[found.unit]}, not {_shown(value)} ({origin}); "
-            f"{short_names[name]} also takes a plain number of {found.unit}"
+            f"{full_name} also takes a plain number of {found.unit}"
         )
     return found
 
@@ -275,10 +247,6 @@ def _short_names(settings: Mapping[str, Setting]) -> dict[str, str]:
         if setting.unit in UNITS_HELP and short != name and not is_taken:
             found[short] = name
     return found
-
-
-_SHORT_NAMES = _short_names(SETTINGS)
-_SHORT_VARIABLES = _short_names(_BY_VARIABLE)
 
 
 def nearest(name: str, names: Iterable[str]) -> str:
@@ -330,7 +298,7 @@ def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]
 
 
 def _convert(setting: Setting, value: object, origin: str, *, text: bool = False) -> Any:
-    base, meta = _base_and_meta(setting.type)
+    base, bounded = setting.type, Annotated[setting.type, setting.bounds]
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
@@ -340,15 +308,17 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
             converted = _convert_text(base, value)
         elif quantity is not None:
             is_right = quantity.unit == setting.unit
-            converted = msgspec.convert(quantity.value, Annotated[base, meta]) if is_right else None
+            converted = msgspec.convert(quantity.value, bounded) if is_right else None
         else:
-            converted = msgspec.convert(value, Annotated[base, meta], strict=not text)
+            converted = msgspec.convert(value, bounded, strict=not text)
     except ValueError:  # includes msgspec.ValidationError
         converted = None
     if converted is None or (isinstance(converted, float) and not math.isfinite(converted)):
         # The value may be the secret itself, given in place of its hash.
         shown = "what is there" if setting.is_secret else _shown(value)
-        raise ConfigError(f"{setting.key} must be {accepted(setting)}, not {shown} ({origin})")
+        units = f", or {UNITS_HELP[setting.unit]}" if setting.unit in UNITS_HELP else ""
+        must = f"{setting.key} must be {allowed(setting)}{units}"
+        raise ConfigError(f"{must}, not {shown} ({origin})")
     return converted
 
 
@@ -373,31 +343,27 @@ def _take(table: dict[str, Any], key: str) -> object:
     return inside.pop(name, []) if isinstance(inside, dict) else []
 
 
-def _tables(key: str, tables: object, origin: str) -> tuple[Struct, ...]:
+def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
     kind, settings = TABLES[key], TABLE_SETTINGS[key]
-    short_names = _short_names(settings)
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
         raise ConfigError(f"{key} must be a list of tables, each under [[{key}]] ({origin})")
     identity = next(iter(settings))
-    made: dict[str, Struct] = {}
+    made: dict[str, Any] = {}
     for number, table in enumerate(tables, 1):
         where = f"[[{key}]] number {number}, {origin}"
-        given = _Given()
+        names: dict[str, str] = {}
         values: dict[str, Any] = {}
         for name, value in table.items():
-            setting = _named(name, value, settings, short_names, where)
-            if setting is None:
-                raise ConfigError(f"there is no setting {name} ({where}){nearest(name, settings)}")
-            given.add(setting.key, name, where)
+            setting = _setting(name, value, where, settings)
+            _refuse_other_name(names, setting.key, name, where)
             values[setting.key] = _convert(setting, value, where)
         for setting in settings.values():
-            if setting.default is msgspec.NODEFAULT and setting.key not in table:
+            if setting.default is dataclasses.MISSING and setting.key not in table:
                 raise ConfigError(f"{setting.key} is missing ({where})")
-        one = kind.type(**values)
-        if getattr(one, identity) in made:
-            name = quoted(getattr(one, identity))
-            raise ConfigError(f"the {identity} {name} has two {kind.noun} ({where})")
-        made[getattr(one, identity)] = one
+        name = values[identity]
+        if name in made:
+            raise ConfigError(f"the {identity} {quoted(name)} has two {kind.noun} ({where})")
+        made[name] = kind.type(**values)
     return tuple(made.values())
 
 
@@ -408,14 +374,8 @@ def _build(values: Mapping[str, object]) -> Config:
         section, dot, name = key.rpartition(".")
         (sections.setdefault(section, {}) if dot else top)[name] = value
     for section, inner in sections.items():
-        top[section] = msgspec.structs.replace(getattr(Config(), section), **inner)
+        top[section] = dataclasses.replace(getattr(Config(), section), **inner)
     return Config(**top)
-
-
-def _check_together(config: Config, origins: Mapping[str, str]) -> None:
-    _check_listeners(config, origins)
-    for rule in config.topics:
-        _check_rule(rule, origins["topics"])
 
 
 def _check_rule(rule: PrefixRule, origin: str) -> None:

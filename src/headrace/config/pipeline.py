@@ -13,9 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
-import msgspec
-
-from headrace.config.values import BYTES, NUMBER_MAX, SECONDS, Quantity, Section, setting
+from headrace.config.values import BYTES, NUMBER_MAX, SECONDS, Quantity, setting
 from headrace.errors import OptionError
 
 
@@ -46,7 +44,6 @@ class Option:
     """Origin of the value if the flag is not given, for options without a setting."""
     unit: str = ""
     ge: float | None = None
-    gt: float | None = None
     le: float | None = None
     values: type[StrEnum] | None = None
     """Allowed values of the setting; the first is the default."""
@@ -56,10 +53,6 @@ class Option:
     @property
     def flag(self) -> str:
         return self.usage.split(" ")[0] if self.usage.startswith("--") else ""
-
-    @property
-    def metavar(self) -> str:
-        return self.usage.removeprefix(self.flag).strip()
 
 
 Directory = str | Path
@@ -494,19 +487,20 @@ def check(options: JobOptions) -> None:
     """Raise OptionError for a number that is out of bounds."""
     for field in fields_of(type(options)):
         value, option = getattr(options, field.name), field.option
-        if value is None or (option.ge is None and option.gt is None):
+        if value is None or option.ge is None:
             continue
-        is_low = not value >= option.ge if option.ge is not None else not value > option.gt
-        if is_low or (option.le is not None and value > option.le):
-            low = f"above {option.gt:g}" if option.ge is None else f"at least {option.ge:g}"
-            is_shown = option.le is not None and (option.le != NUMBER_MAX or value > option.le)
+        is_high = option.le is not None and value > option.le
+        if is_high or not value >= option.ge:  # also refuses NaN
+            is_shown = is_high or option.le not in (None, NUMBER_MAX)
             high = f" and at most {option.le:g}" if is_shown else ""
             unit = f" {option.unit}" if option.unit else ""
-            raise OptionError(f"{field.name} must be {low}{high}{unit}, not {value:g}")
+            raise OptionError(
+                f"{field.name} must be at least {option.ge:g}{high}{unit}, not {value:g}"
+            )
 
 
 def _settings() -> list[tuple[str, Any, Any]]:
-    """Return name, type and default of each setting in `[pipeline]`."""
+    """Return name, type and description of each setting in `[pipeline]`."""
     found: dict[str, tuple[str, Any, Any]] = {}
     for field in (field for some in JOBS.values() for one in some for field in fields_of(one)):
         option = field.option
@@ -515,17 +509,21 @@ def _settings() -> list[tuple[str, Any, Any]]:
         kinds = [one for one in (get_args(field.type) or (field.type,)) if one is not type(None)]
         kind = option.values or kinds[0]
         default = next(iter(option.values)) if option.values else field.default
-        description = setting(
-            option.help, option.unit, flag=option.flag, ge=option.ge, gt=option.gt, le=option.le
+        described = setting(
+            "" if default is None else default,
+            option.help,
+            option.unit,
+            flag=option.flag,
+            ge=option.ge,
+            le=option.le,
         )
-        default = "" if default is None else default
-        found[option.setting] = (option.setting, Annotated[kind, description], default)
+        found[option.setting] = (option.setting, kind, described)
     return list(found.values())
 
 
 if TYPE_CHECKING:
-    Pipeline = Section
+    Pipeline = object
 else:
-    Pipeline = msgspec.defstruct(
-        "Pipeline", _settings(), bases=(Section,), frozen=True, kw_only=True
+    Pipeline = dataclasses.make_dataclass(
+        "Pipeline", _settings(), namespace={"__module__": __name__}, frozen=True, kw_only=True
     )

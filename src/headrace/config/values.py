@@ -2,11 +2,12 @@
 
 import ipaddress
 import re
-from typing import NamedTuple, Self
+from dataclasses import field
+from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec import Meta
 
 from headrace.model import check_reader_name
 
@@ -14,6 +15,7 @@ NUMBER_MAX = 2**62  # offsets and sizes stay well below the limits of files and 
 
 
 def setting(
+    default: object,
     doc: str,
     unit: str = "",
     *,
@@ -25,43 +27,36 @@ def setting(
     ge: float | None = None,
     gt: float | None = None,
     le: float | None = None,
-) -> Meta:
-    extra = {"unit": unit, "flag": flag, "allowed": allowed, "secret": secret, "reloads": reloads}
-    if pattern is not None:
-        return Meta(description=doc, pattern=pattern, extra=extra)
-    if gt is not None:
-        return Meta(description=doc, gt=gt, le=le, extra=extra)
-    return Meta(description=doc, ge=ge, le=le, extra=extra)
+) -> Any:
+    """Describe a setting, or a section: `reloads` then counts for all its settings."""
+    facts = {"doc": doc, "unit": unit, "flag": flag, "is_secret": secret, "reloads": reloads}
+    bounds: dict[str, Any] = {"pattern": pattern, "ge": ge, "gt": gt, "le": le}
+    return field(default=default, metadata={**facts, "allowed": allowed, "bounds": Meta(**bounds)})
 
 
 def seconds(
+    default: float | None,
     doc: str,
     *,
-    ge: float | None = None,
     gt: float | None = None,
     le: float = NUMBER_MAX,
-    flag: str = "",
     reloads: bool = False,
-) -> Meta:
+) -> Any:
     """Describe a duration. Without a lower bound, 0 is allowed."""
-    low = 0 if ge is None and gt is None else ge
-    return setting(doc, SECONDS, flag=flag, reloads=reloads, ge=low, gt=gt, le=le)
+    ge = 0 if gt is None else None
+    return setting(default, doc, SECONDS, reloads=reloads, ge=ge, gt=gt, le=le)
 
 
 def size(
-    doc: str, *, ge: int = 0, le: int = NUMBER_MAX, flag: str = "", reloads: bool = False
-) -> Meta:
+    default: int | None, doc: str, *, ge: int = 0, le: int = NUMBER_MAX, reloads: bool = False
+) -> Any:
     """Describe a number of bytes."""
-    return setting(doc, BYTES, flag=flag, reloads=reloads, ge=ge, le=le)
+    return setting(default, doc, BYTES, reloads=reloads, ge=ge, le=le)
 
 
-def count(doc: str, of: str, *, ge: int = 1, le: int = 1_000_000, reloads: bool = False) -> Meta:
+def count(default: int, doc: str, of: str, *, ge: int = 1, le: int = 1_000_000) -> Any:
     """Describe a number of things, such as `connections`."""
-    return setting(doc, of, reloads=reloads, ge=ge, le=le)
-
-
-class Section(Struct, frozen=True, kw_only=True):
-    pass
+    return setting(default, doc, of, ge=ge, le=le)
 
 
 SECONDS = "seconds"
@@ -146,16 +141,11 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def _listed(value: object) -> object:
-    """Convert a text, with commas or as in TOML and JSON, to a list. Return other values unchanged."""
-    if not isinstance(value, str):
-        return value
-    if value.startswith("["):
-        try:
-            return msgspec.json.decode(value)
-        except msgspec.DecodeError:
-            raise ValueError("not the list it begins as") from None
-    return value.split(",")
+def _texts(value: object) -> list[str]:
+    """Return the texts of a list, or of a text with commas or as in TOML and JSON. Raises ValueError."""
+    if isinstance(value, str):
+        value = msgspec.json.decode(value) if value.startswith("[") else value.split(",")
+    return msgspec.convert(value, list[str])
 
 
 class Origins(tuple[str, ...]):
@@ -173,14 +163,11 @@ class Origins(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """Parse a list, or a text with commas. Raises ValueError."""
-        origins = _listed(value)
-        if not isinstance(origins, list | tuple):
-            raise ValueError("neither a list nor a text")
-        return cls(cls._parse_one(origin) for origin in origins)
+        return cls(map(cls._parse_one, _texts(value)))
 
     @classmethod
-    def _parse_one(cls, origin: object) -> str:
-        text = origin.strip().lower() if isinstance(origin, str) else ""
+    def _parse_one(cls, origin: str) -> str:
+        text = origin.strip().lower()
         parts = urlsplit(text)
         is_origin = parts.scheme and parts.hostname and text == f"{parts.scheme}://{parts.netloc}"
         if not is_origin and text not in (*cls._words(), "null"):
@@ -239,11 +226,7 @@ class ReaderNames(tuple[str, ...]):
     @classmethod
     def parse(cls, value: object) -> Self:
         """Parse a list, or a text with commas. Raises ValueError."""
-        names = _listed(value)
-        if value == "":
-            return cls()
-        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-            raise ValueError("neither a list of texts nor a text")
+        names = [] if value == "" else _texts(value)
         for name in names:
             check_reader_name(name)
         return cls(dict.fromkeys(names))

@@ -1,15 +1,14 @@
 """SIGHUP: a request to read the settings again, or the end of the server's terminal.
 
-A setting reloads if its annotation in `config/` says so. All others keep the value that the server was
+A setting reloads if its description in `config/` says so. All others keep the value that the server was
 started with, whatever the file says now. Elsewhere: applying the settings (`server.py`).
 """
 
 import os
 import signal
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
-
-import msgspec
 
 from headrace.config.load import RULE_SETTINGS, SETTINGS
 from headrace.config.settings import Config, PrefixRule
@@ -83,7 +82,7 @@ def _merged_rules(
         old = before.get(prefix, PrefixRule(prefix=prefix))
         new = after.get(prefix, PrefixRule(prefix=prefix))
         waiting |= dict.fromkeys(key for key in kept if getattr(old, key) != getattr(new, key))
-        merged = msgspec.structs.replace(new, **{key: getattr(old, key) for key in kept})
+        merged = replace(new, **{key: getattr(old, key) for key in kept})
         # A rule that is no longer in the file stays if it sets something that cannot reload.
         if prefix in after or any(getattr(merged, key) is not None for key in kept):
             rules.append(merged)
@@ -98,5 +97,5 @@ def _value(config: Config, key: str) -> Any:
 def _replaced(config: Config, key: str, value: Any) -> Config:
     section, _, name = key.rpartition(".")
     if section:
-        value = msgspec.structs.replace(getattr(config, section), **{name: value})
-    return msgspec.structs.replace(config, **{section or name: value})
+        value = replace(getattr(config, section), **{name: value})
+    return replace(config, **{section or name: value})

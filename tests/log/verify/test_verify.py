@@ -1,5 +1,6 @@
 """`verify` on real directories with tiny segments: it covers everything intact and finds all damage."""
 
+import dataclasses
 import random
 import re
 import shutil
@@ -7,7 +8,6 @@ import sqlite3
 from itertools import islice
 from pathlib import Path
 
-import msgspec
 import pytest
 from crc32c import crc32c
 
@@ -252,7 +252,7 @@ def test_a_topic_destroyed_and_made_again_is_sound(store, data):
 
 
 def test_the_jump_after_a_crash_of_the_machine_is_no_damage(data):
-    rules = msgspec.structs.replace(config(data), durability=Durability.WRITTEN)
+    rules = dataclasses.replace(config(data), durability=Durability.WRITTEN)
     before = StepStore(rules, boot_id=b"a" * 16)
     fill(before, "one", commits=2)
     before.crash()

@@ -14,9 +14,15 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
 
 from headrace import connect_blocking
+from headrace.errors import BadTopicNameError, ChannelError, StoreFailedError
 from headrace.printing import quoted
+from headrace.server.http.api import EXCEPTION_HANDLERS
 from headrace.testing import ServerProcess, wait_until
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
@@ -416,3 +422,25 @@ def test_another_method_is_not_allowed(http, method, path):
 
 def test_parameters_that_are_not_known_are_ignored(http):
     assert "topics" in ask(http, "/v1/topics", prefix="none such", pretty=1)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "facts"),
+    [
+        (BadTopicNameError("why"), 400, {}),
+        (StoreFailedError("why"), 503, {}),
+        (ChannelError("gap", "why"), 409, {"code": "gap", "retry": True}),
+        (ChannelError("bad-offset", "why"), 400, {"code": "bad-offset", "retry": False}),
+    ],
+)
+async def test_an_error_that_ends_a_request_is_its_answer(
+    error: Exception, status: int, facts: dict[str, object]
+) -> None:
+    async def fail(request: Request) -> Response:
+        raise error
+
+    app = Starlette(routes=[Route("/", fail)], exception_handlers=EXCEPTION_HANDLERS)
+    transport = httpx.ASGITransport(app)
+    async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        answer = await http.get("/")
+    assert (answer.status_code, answer.json()) == (status, {"error": "why"} | facts)

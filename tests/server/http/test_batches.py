@@ -297,7 +297,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     sock.setblocking(False)
     app = Starlette(
         routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()],
-        exception_handlers={api.HTTPException: api._error},
+        exception_handlers=api.EXCEPTION_HANDLERS,
     )
     shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)
     listener = HttpListener(app, shared, sock)

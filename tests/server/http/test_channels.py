@@ -16,12 +16,11 @@ from starlette.responses import Response
 
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.member import Batch, OutgoingMessage, Receive
-from headrace.errors import StoreFailedError
+from headrace.errors import ChannelError, StoreFailedError
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.http import channels as api_channels
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.requests import RefusalWithFacts
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel.world import NAME, World
 
@@ -81,10 +80,10 @@ def send(world: World, number: int = 1) -> None:
     world.commit_all()
 
 
-async def refusal(asked: Poll) -> tuple[int, str, dict[str, object]]:
-    with pytest.raises(RefusalWithFacts) as caught:
+async def refusal(asked: Poll) -> tuple[str, str]:
+    with pytest.raises(ChannelError) as caught:
         await asked.answer()
-    return caught.value.status_code, caught.value.detail, caught.value.facts
+    return caught.value.code, str(caught.value)
 
 
 async def test_a_message_wakes_who_waits(api: ChannelsApi, world: World) -> None:
@@ -114,9 +113,8 @@ async def test_who_hangs_up_frees_its_place_at_once(
 ) -> None:
     monkeypatch.setattr(api_channels, "WAITING_MAX", 2)
     first, second = await Poll(api).begun(), await Poll(api).begun()
-    status, text, facts = await refusal(Poll(api))
-    assert (status, text) == (503, "2 requests wait for messages already")
-    assert facts == {"code": "unavailable", "retry": True}
+    refused = await refusal(Poll(api))
+    assert refused == ("unavailable", "2 requests wait for messages already")
     first.hang_up()
     await first.answer()
     third = await Poll(api).begun()
@@ -141,11 +139,7 @@ async def test_a_log_that_has_failed_may_be_asked_again(
         raise StoreFailedError("the disk is gone")
 
     monkeypatch.setattr(Channel, "fetch", fail)
-    assert await refusal(Poll(api)) == (
-        503,
-        "the disk is gone",
-        {"code": "unavailable", "retry": True},
-    )
+    assert await refusal(Poll(api)) == ("unavailable", "the disk is gone")
 
 
 @pytest.mark.parametrize("lost", [0, 3])

@@ -3,11 +3,12 @@
 Help texts show `TOPIC…` for an argument that may be repeated, and no Python types.
 """
 
+import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import urlsplit
 
 import typer
@@ -21,73 +22,51 @@ from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
 from headrace.printing import quoted
 
+
+def option(usage: str, text: str, **more: Any) -> Any:
+    """Describe an option by its usage, such as `--lake DIR` or `--json`, and its help."""
+    flag, _, metavar = usage.partition(" ")
+    return typer.Option(flag, metavar=metavar or None, help=text, **more)
+
+
+def argument(metavar: str, text: str, **more: Any) -> Any:
+    return typer.Argument(metavar=metavar, help=text, **more)
+
+
 Url = Annotated[
     str | None,
-    typer.Option(
-        "--url",
-        metavar="URL",
-        help="The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
+    option(
+        "--url URL",
+        "The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
         "  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
     ),
 ]
 Http = Annotated[
     str | None,
-    typer.Option(
-        "--http",
-        metavar="HOST:PORT",
-        help="The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]",
+    option(
+        "--http HOST:PORT", "The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]"
     ),
 ]
 Token = Annotated[
     str | None,
-    typer.Option(
-        "--token",
-        metavar="TOKEN",
-        help="The token that the HTTP address takes; others on the machine can see it here.  "
+    option(
+        "--token TOKEN",
+        "The token that the HTTP address takes; others on the machine can see it here.  "
         "[env HEADRACE_TOKEN]",
     ),
 ]
 Timeout = Annotated[
     float,
-    typer.Option(
-        "--timeout",
-        metavar="DURATION",
-        help="How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
+    option(
+        "--timeout DURATION",
+        "How long to try to reach a server, such as 500ms, 30s or 5m; without a unit, seconds.  "
         "[default 5s]",
         parser=lambda text: _timeout_s(text),
         show_default=False,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-FromOffset = Annotated[
-    int | None,
-    typer.Option(
-        "--from-offset",
-        metavar="N",
-        min=0,
-        max=2**64 - 1,
-        help="Begin with the record at this offset.",
-    ),
-]
-FromStart = Annotated[bool, typer.Option("--from-start", help="Begin with the oldest record kept.")]
-Last = Annotated[
-    int | None,
-    typer.Option("--last", metavar="N", min=0, help="Begin this many records before the end."),
-]
+Json = Annotated[bool, option("--json", "Print JSON.")]
 MOMENT_HELP = "how long ago (90s, 10m, 2h, 7d, 1w), an ISO 8601 time, or milliseconds since 1970"
-Since = Annotated[
-    str | None, typer.Option("--since", metavar="TIME", help=f"Begin at a time: {MOMENT_HELP}.")
-]
-Count = Annotated[
-    int | None, typer.Option("--count", metavar="N", min=1, help="End after this many records.")
-]
-UntilEnd = Annotated[
-    bool,
-    typer.Option(
-        "--until-end",
-        help="End where the topic ends now. Begins with the oldest record, if nothing else is said.",
-    ),
-]
 _COMPLETE_TIMEOUT_S = 1.0
 _COMPLETED_MAX = 100
 
@@ -103,56 +82,107 @@ def complete_topic(incomplete: str) -> list[str]:
     return [topic["name"] for topic in found["topics"] if topic["name"].isprintable()]
 
 
-Topic = Annotated[
-    str,
-    typer.Argument(metavar="TOPIC", help="The topic's name.", autocompletion=complete_topic),
-]
+Topic = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=complete_topic)]
 
 ConfigFile = Annotated[
-    Path | None,
-    typer.Option(
-        "--config", metavar="FILE", help="A TOML file of settings.  [env HEADRACE_CONFIG]"
-    ),
+    Path | None, option("--config FILE", "A TOML file of settings.  [env HEADRACE_CONFIG]")
 ]
-DataDir = Annotated[
-    str | None, typer.Option("--data-dir", metavar="DIR", help=SETTINGS["data_dir"].doc)
-]
+DataDir = Annotated[str | None, option("--data-dir DIR", SETTINGS["data_dir"].doc)]
 ReadDataDir = Annotated[
-    str | None,
-    typer.Option(
-        "--data-dir", metavar="DIR", help="The server's data directory.  [default headrace-data]"
-    ),
+    str | None, option("--data-dir DIR", "The server's data directory.  [default headrace-data]")
 ]
-Figg = Annotated[
-    str | None,
-    typer.Option(
-        "--figg", metavar="HOST:PORT", help="Where Figg answers; port 0 takes a free one."
-    ),
-]
-Ws = Annotated[
-    str | None,
-    typer.Option("--ws", metavar="HOST:PORT", help="Where the WebSocket protocols answer."),
-]
-ListenHttp = Annotated[
-    str | None, typer.Option("--http", metavar="HOST:PORT", help="Where the HTTP API answers.")
-]
-Durability = Annotated[
-    str | None, typer.Option("--durability", metavar="NAME", help="synced, written or memory.")
-]
-LogFormat = Annotated[
-    str | None, typer.Option("--log-format", metavar="NAME", help="human or json.")
-]
-LogLevel = Annotated[
-    str | None, typer.Option("--log-level", metavar="NAME", help="debug, info, warning or error.")
-]
-Set = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set",
-        metavar="KEY=VALUE",
-        help="Any other setting, such as journal.files=8; may be repeated.",
-    ),
-]
+
+
+class Settings(NamedTuple):
+    """Options of commands that take every setting."""
+
+    data_dir: DataDir = None
+    figg: Annotated[
+        str | None, option("--figg HOST:PORT", "Where Figg answers; port 0 takes a free one.")
+    ] = None
+    ws: Annotated[str | None, option("--ws HOST:PORT", "Where the WebSocket protocols answer.")] = (
+        None
+    )
+    http: Annotated[str | None, option("--http HOST:PORT", "Where the HTTP API answers.")] = None
+    durability: Annotated[str | None, option("--durability NAME", "synced, written or memory.")] = (
+        None
+    )
+    config_file: ConfigFile = None
+    log_format: Annotated[str | None, option("--log-format NAME", "human or json.")] = None
+    log_level: Annotated[
+        str | None, option("--log-level NAME", "debug, info, warning or error.")
+    ] = None
+    others: Annotated[
+        list[str] | None,
+        option("--set KEY=VALUE", "Any other setting, such as journal.files=8; may be repeated."),
+    ] = None
+
+    def load(self) -> Loaded:
+        flags: dict[str, object] = {
+            "data_dir": self.data_dir,
+            "listen.figg": self.figg,
+            "listen.ws": self.ws,
+            "listen.http": self.http,
+            "durability": self.durability,
+            "log_format": self.log_format,
+            "log_level": self.log_level,
+        }
+        for assignment in self.others or []:
+            key, equals, value = assignment.partition("=")
+            if not equals:
+                raise UsageError(f"--set takes KEY=VALUE, not {quoted(assignment)}")
+            if flags.get(key) is not None:
+                raise UsageError(f"{key} is given twice on the command line")
+            flags[key] = value
+        return load(flags, os.environ, self.config_file)
+
+
+class Span(NamedTuple):
+    """Options for the records that a command prints."""
+
+    from_offset: Annotated[
+        int | None,
+        option("--from-offset N", "Begin with the record at this offset.", min=0, max=2**64 - 1),
+    ] = None
+    from_start: Annotated[bool, option("--from-start", "Begin with the oldest record kept.")] = (
+        False
+    )
+    last: Annotated[
+        int | None, option("--last N", "Begin this many records before the end.", min=0)
+    ] = None
+    since: Annotated[str | None, option("--since TIME", f"Begin at a time: {MOMENT_HELP}.")] = None
+    limit: Annotated[int | None, option("--count N", "End after this many records.", min=1)] = None
+    until_end: Annotated[
+        bool,
+        option(
+            "--until-end",
+            "End where the topic ends now. Begins with the oldest record, if nothing else is said.",
+        ),
+    ] = False
+
+
+class Connection(NamedTuple):
+    """Options of a command that connects to the server, and also asks its HTTP address."""
+
+    url: Url = None
+    http: Http = None
+    token: Token = None
+    timeout_s: Timeout = 5.0
+
+    @property
+    def is_same_server(self) -> bool:
+        """True if the HTTP address probably belongs to the server at `url`.
+
+        False if only the URL was given: the default HTTP address may be that of another server.
+        """
+        url_named = bool(self.url or os.environ.get("HEADRACE_URL"))
+        return bool(self.http or os.environ.get("HEADRACE_HTTP")) or not url_named
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """True if the default HTTP address is certainly not that of the server at `url`."""
+        host = urlsplit(self.url or os.environ.get("HEADRACE_URL") or "").hostname
+        return not self.is_same_server and host not in ("127.0.0.1", "localhost", "::1")
 
 
 _TIMEOUT_S_MIN = 0.1
@@ -184,52 +214,6 @@ def http_api(http: str | None, token: str | None) -> HttpApi:
     return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None)
 
 
-def is_same_server(url: str | None, http: str | None) -> bool:
-    """Return True if the HTTP address probably belongs to the server at `url`.
-
-    False if only the URL was given: the default HTTP address may be that of another server.
-    """
-    url_named = bool(url or os.environ.get("HEADRACE_URL"))
-    return bool(http or os.environ.get("HEADRACE_HTTP")) or not url_named
-
-
-def is_elsewhere(url: str | None, http: str | None) -> bool:
-    """Return True if the default HTTP address is certainly not that of the server at `url`."""
-    host = urlsplit(url or os.environ.get("HEADRACE_URL") or "").hostname
-    return not is_same_server(url, http) and host not in ("127.0.0.1", "localhost", "::1")
-
-
-def load_settings(
-    *,
-    config_file: Path | None,
-    data_dir: str | None = None,
-    figg: str | None = None,
-    ws: str | None = None,
-    http: str | None = None,
-    durability: str | None = None,
-    log_format: str | None = None,
-    log_level: str | None = None,
-    others: list[str] | None = None,
-) -> Loaded:
-    flags: dict[str, object] = {
-        "data_dir": data_dir,
-        "listen.figg": figg,
-        "listen.ws": ws,
-        "listen.http": http,
-        "durability": durability,
-        "log_format": log_format,
-        "log_level": log_level,
-    }
-    for assignment in others or []:
-        key, equals, value = assignment.partition("=")
-        if not equals:
-            raise UsageError(f"--set takes KEY=VALUE, not {quoted(assignment)}")
-        if flags.get(key) is not None:
-            raise UsageError(f"{key} is given twice on the command line")
-        flags[key] = value
-    return load(flags, os.environ, config_file)
-
-
 def only_one(**given: bool) -> None:
     """Raise UsageError if several of these options are given. Names are option names without dashes."""
     names = ["--" + name.replace("_", "-") for name, used in given.items() if used]
@@ -245,9 +229,8 @@ def parse_moment(text: str, now: datetime) -> int:
     ago = Quantity.parse(text)
     if ago is not None and ago.unit == SECONDS:
         return max(0, int(now.timestamp() * 1000 - ago.value * 1000))
-    if (
-        text.isascii() and text.isdigit() and len(text) > 8
-    ):  # shorter ones are dates such as 20250131
+    # Shorter numbers are dates such as 20250131.
+    if text.isascii() and text.isdigit() and len(text) > 8:
         return int(text)
     when = datetime.fromisoformat(text)
     if when.tzinfo is None:
@@ -255,11 +238,11 @@ def parse_moment(text: str, now: datetime) -> int:
     return max(0, int(when.timestamp() * 1000))
 
 
-MORE = "…"
-
-
 class App(typer.Typer):
-    """A group of commands with this layout. Brackets in help texts are not treated as markup."""
+    """A group of commands with this layout. Brackets in help texts are not treated as markup.
+
+    A parameter of a command whose type is a NamedTuple stands for the options that are its fields.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
@@ -271,7 +254,37 @@ class App(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
-        return super().command(name, cls=_Command, **settings)
+        add = super().command(name, cls=_Command, **settings)
+        return lambda function: add(_with_groups(function))
+
+
+def _with_groups(function: Callable[..., Any]) -> Callable[..., Any]:
+    groups: dict[str, Any] = {}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(function).parameters.values():
+        if hasattr(parameter.annotation, "_fields"):
+            groups[parameter.name] = parameter.annotation
+            parameters += inspect.signature(parameter.annotation).parameters.values()
+        else:
+            parameters.append(parameter)
+
+    def run(**values: Any) -> Any:
+        for name, group in groups.items():
+            values[name] = group(*(values.pop(field) for field in group._fields))
+        return function(**values)
+
+    run.__doc__ = function.__doc__
+    by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
+    return with_parameters(run, by_name) if groups else function
+
+
+def with_parameters(
+    function: Callable[..., Any], parameters: Sequence[inspect.Parameter]
+) -> Callable[..., Any]:
+    """Give a function the parameters from which typer makes options."""
+    function.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    function.__annotations__ = {one.name: one.annotation for one in parameters}
+    return function
 
 
 class _Group(TyperGroup):
@@ -310,4 +323,4 @@ class _Command(TyperCommand):
 
 
 def _name(argument: TyperArgument) -> str:
-    return argument.display_name_raw + (MORE if argument.nargs != 1 else "")
+    return argument.display_name_raw + ("…" if argument.nargs != 1 else "")

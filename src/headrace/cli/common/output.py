@@ -3,10 +3,9 @@
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Self, TypeVar
+from typing import Self
 
 import typer
 from rich.console import Console
@@ -24,8 +23,6 @@ from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
 from headrace.printing import size
-
-T = TypeVar("T")
 
 
 def with_hint(reason: str) -> str:
@@ -59,35 +56,56 @@ def console() -> Console:
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
 
 
-def print_table(table: Table, optional: Sequence[str] = ()) -> None:
-    """Print a table without breaking cells; on a narrow terminal, leave out columns of `optional` in order.
+def print_facts(facts: Mapping[str, str]) -> None:
+    """Print names and facts in two columns, without breaking them."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for name, fact in facts.items():
+        table.add_row(name, fact)
+    _print_unbroken(console(), table)
 
-    If the table still does not fit, the terminal wraps its lines, which is better than a truncated number.
+
+def print_table(
+    rows: Sequence[Mapping[str, str]],
+    *,
+    right: Collection[str] = (),
+    optional: Sequence[str] = (),
+) -> None:
+    """Print rows of cells by heading, without breaking cells; columns of `right` are aligned to the right.
+
+    On a narrow terminal, columns of `optional` are left out in order. If the table still does not fit, the
+    terminal wraps its lines, which is better than a truncated number.
     """
     out = console()
-    for column in table.columns:
-        column.no_wrap = True
-    left_out = []
+    left_out: list[str] = []
+    table = _table(rows, right, left_out)
     for heading in optional:
         if _natural_width(out, table) <= out.width:
             break
-        if any(column.header == heading for column in table.columns):
-            table = _without(table, heading)
+        if heading in rows[0]:
             left_out.append(heading)
-    out.width = max(out.width, _natural_width(out, table))
-    out.print(table)
+            table = _table(rows, right, left_out)
+    _print_unbroken(out, table)
     if left_out:
         note(f"not shown, for lack of width: {', '.join(left_out)} (a pipe and --json have all)")
 
 
-def _without(table: Table, heading: str) -> Table:
-    fewer = Table(box=table.box, pad_edge=table.pad_edge)
-    kept = [column for column in table.columns if column.header != heading]
-    for column in kept:
-        fewer.add_column(column.header, justify=column.justify, no_wrap=True)
-    for cells in zip(*(column.cells for column in kept), strict=True):
-        fewer.add_row(*cells)
-    return fewer
+def _table(
+    rows: Sequence[Mapping[str, str]], right: Collection[str], left_out: Collection[str]
+) -> Table:
+    table = Table(box=None, pad_edge=False)
+    shown = [heading for heading in rows[0] if heading not in left_out]
+    for heading in shown:
+        table.add_column(heading, justify="right" if heading in right else "left")
+    for row in rows:
+        table.add_row(*(row[heading] for heading in shown))
+    return table
+
+
+def _print_unbroken(out: Console, table: Table) -> None:
+    for column in table.columns:
+        column.no_wrap = True
+    out.width = max(out.width, _natural_width(out, table))
+    out.print(table)
 
 
 def _natural_width(out: Console, table: Table) -> int:
@@ -151,12 +169,9 @@ def moment(ms: int | None) -> str:
 class ProgressBar:
     """A bar of processed bytes on standard error, if that is a terminal and the work takes a while."""
 
-    def __init__(self, total: int | None) -> None:
-        self._begin = time.monotonic()
+    def __init__(self) -> None:
+        self._begin_s: float | None = None
         self._progress: Progress | None = None
-        # Without a total the input is typed or followed: a bar would disturb it.
-        self._wanted = total is not None and sys.stderr.isatty() and not _quiet
-        self._total = total
 
     def __enter__(self) -> Self:
         return self
@@ -165,12 +180,14 @@ class ProgressBar:
         if self._progress:
             self._progress.stop()
 
-    def advance_to(self, done: int, total: int | None = None) -> None:
-        """Show the bytes done; pass `total` if it has changed."""
-        if not self._wanted:
+    def advance_to(self, done: int, total: int | None) -> None:
+        """Show the bytes done. Without a total the input is typed or followed: a bar would disturb it."""
+        if not total or _quiet or not sys.stderr.isatty():
             return
+        if self._begin_s is None:
+            self._begin_s = time.monotonic()
         if self._progress is None:
-            if time.monotonic() - self._begin < _SHORT_S:
+            if time.monotonic() - self._begin_s < _SHORT_S:
                 return
             self._progress = Progress(
                 BarColumn(),
@@ -180,22 +197,9 @@ class ProgressBar:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._progress.add_task("", total=self._total)
+            self._progress.add_task("", total=total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done, total=total)
-
-
-def with_progress(work: Callable[[Callable[[int, int], None]], T]) -> T:
-    """Return the result of `work`, which reports bytes done and in total to the function it is given."""
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-
-        def progress(done: int, total: int) -> None:
-            if not bars:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            bars[0].advance_to(done, total)
-
-        return work(progress)
 
 
 class _Speed(ProgressColumn):

@@ -3,7 +3,7 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -79,6 +79,17 @@ def request(
     finally:
         connection.close()
     return _answer(base, status, body)
+
+
+def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:
+    """Yield all entries of a list that the server answers in pages; `what` is the name of the list."""
+    after = None
+    while True:
+        page = request(api, "GET", path, after=after, **query)
+        yield from page[what]
+        if not page["more"]:
+            return
+        after = page[what][-1]["name"]
 
 
 def _answer(base: str, status: int, body: bytes) -> Any:

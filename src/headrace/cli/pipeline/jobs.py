@@ -9,20 +9,19 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import datetime
 from functools import partial
-from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NamedTuple, Self
+from typing import Annotated, Any, Self
 
 import msgspec
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, option
 from headrace.cli.common.output import CommandError, ProgressBar, UsageError, moment, note
-from headrace.cli.pipeline.options import Given, ServerAddress, command
+from headrace.cli.pipeline.options import Given, command
 from headrace.config.pipeline import (
     AggregateOptions,
     AggregateStreamOptions,
@@ -38,28 +37,13 @@ from headrace.errors import OptionError
 from headrace.printing import counted, quoted, size
 
 
-class Job(NamedTuple):
-    run: Callable[..., Any]
-    progress: Callable[[int, int], None]
-    """Called with the bytes that are done, and the total."""
-
-
-@contextmanager
-def running(name: str) -> Iterator[Job]:
-    """Yield the function of a job and a progress bar; raise CommandError if a package is missing."""
+def _run(name: str, keywords: dict[str, Any], *, has_progress: bool = True) -> Any:
+    """Return the summary of a job, after showing its progress; raise CommandError if a package is missing."""
     run = _function(name)
-    with ExitStack() as stack:
-        bars: list[ProgressBar] = []
-        stack.enter_context(_told_on_standard_error())
-
-        def progress(done: int, total: int) -> None:
-            if not bars and total:
-                bars.append(stack.enter_context(ProgressBar(total)))
-            for bar in bars:
-                bar.advance_to(done, total)
-
+    with _told_on_standard_error(), ProgressBar() as bar:
+        progress = {"progress": bar.advance_to} if has_progress else {}
         try:
-            yield Job(run, progress)
+            return run(**keywords, **progress)
         except OptionError as error:
             raise UsageError(str(error)) from None
         except KeyboardInterrupt:
@@ -105,11 +89,11 @@ def _function(name: str) -> Callable[..., Any]:
     return found
 
 
-def print_summary(summary: Any, words: Callable[[Any], str], *, as_json: bool) -> None:
-    typer.echo(json.dumps(summary._asdict()) if as_json else words(summary))
+def _print(given: Given, summary: Any, words: Callable[[Any], str]) -> None:
+    typer.echo(json.dumps(summary._asdict()) if given.as_json else words(summary))
 
 
-class Ending:
+class _Ending:
     """End a continuous job on Ctrl-C or SIGTERM, after its current work; a second signal ends it at once."""
 
     def __init__(self, *, goes_on: bool) -> None:
@@ -169,11 +153,10 @@ def _export(given: Given) -> None:
     headrace pipeline export events --lake /lake --decode json --schema 'id bigint, name string'
     headrace pipeline export --config headrace.toml --master spark://host:7077
     """
-    keywords = given.keywords(ExportOptions)
-    keywords |= given.server(given.values["data_dir"])._asdict()
-    with Ending(goes_on=not keywords["once"]) as ending, running("export") as job:
-        summary = job.run(**keywords, progress=job.progress, stop=ending.asked)
-    print_summary(summary, _export_words, as_json=given.as_json)
+    keywords = given.keywords(ExportOptions) | given.server(given.values["data_dir"])
+    with _Ending(goes_on=not keywords["once"]) as ending:
+        summary = _run("export", keywords | {"stop": ending.asked})
+    _print(given, summary, _export_words)
 
 
 def _export_words(summary: Any) -> str:
@@ -196,8 +179,7 @@ def _export_words(summary: Any) -> str:
     short_help="Fold all records of each topic into one state.",
     also={
         "stream": Annotated[
-            bool,
-            typer.Option("--stream", help="Keep the states up to date until Ctrl-C or SIGTERM."),
+            bool, option("--stream", "Keep the states up to date until Ctrl-C or SIGTERM.")
         ]
     },
 )
@@ -218,17 +200,15 @@ def _aggregate(given: Given) -> None:
     for name, flag in (("every_s", "--every"), ("batch_bytes", "--batch-bytes")):
         if values[name] is not None and not values["stream"]:
             raise UsageError(f"{flag} needs --stream: without it the job runs once")
-    server = given.server(None if values["publish"] else values["data_dir"])._asdict()
+    server = given.server(None if values["publish"] else values["data_dir"])
     if values["stream"]:
         keywords = given.keywords(AggregateStreamOptions) | server
-        with Ending(goes_on=True) as ending, running("aggregate_stream") as job:
-            summary = job.run(**keywords, stop=ending.asked)
+        with _Ending(goes_on=True) as ending:
+            keywords["stop"] = ending.asked
+            summary = _run("aggregate_stream", keywords, has_progress=False)
     else:
-        keywords = given.keywords(AggregateOptions) | server
-        with running("aggregate") as job:
-            summary = job.run(**keywords, progress=job.progress)
-    words = partial(_aggregate_words, publish=values["publish"])
-    print_summary(summary, words, as_json=given.as_json)
+        summary = _run("aggregate", given.keywords(AggregateOptions) | server)
+    _print(given, summary, partial(_aggregate_words, publish=values["publish"]))
 
 
 def _aggregate_words(summary: Any, *, publish: bool) -> str:
@@ -260,10 +240,7 @@ def _compact(given: Given) -> None:
     headrace pipeline compact --lake /lake --dry-run
     headrace pipeline compact --lake /lake --file-bytes 256MiB --sweep-after 30d
     """
-    keywords = given.keywords(CompactOptions)
-    with running("compact") as job:
-        summary = job.run(**keywords, progress=job.progress)
-    print_summary(summary, _compact_words, as_json=given.as_json)
+    _print(given, _run("compact", given.keywords(CompactOptions)), _compact_words)
 
 
 def _compact_words(summary: Any) -> str:
@@ -307,9 +284,7 @@ def _dedupe(given: Given) -> None:
     keywords = given.keywords(DedupeOptions)
     if sum(bool(keywords[name]) for name in ("key", "json_path", "payload")) != 1:
         raise UsageError("say what identifies a row: one of --key, --json-path and --payload")
-    with running("dedupe") as job:
-        summary = job.run(**keywords, progress=job.progress)
-    print_summary(summary, _dedupe_words, as_json=given.as_json)
+    _print(given, _run("dedupe", keywords), _dedupe_words)
 
 
 def _window(text: str | None) -> str | None:
@@ -346,13 +321,11 @@ def _replay(given: Given) -> None:
     headrace pipeline replay orders --to test --lake /lake --from-offset 0 --rate 500 --name second
     """
     now = datetime.now().astimezone()
-    keywords = given.keywords(ReplayOptions) | given.server()._asdict()
+    keywords = given.keywords(ReplayOptions) | given.server()
     for name in ("since", "until"):
         if name in keywords:
             keywords[name] = _moment(f"--{name}", keywords[name], now)
-    with running("replay") as job:
-        summary = job.run(**keywords, progress=job.progress)
-    print_summary(summary, _replay_words, as_json=given.as_json)
+    _print(given, _run("replay", keywords), _replay_words)
 
 
 def _moment(option: str, text: str, now: datetime) -> int:
@@ -391,11 +364,8 @@ def _report(given: Given) -> None:
     headrace pipeline report --lake /lake --out week.html --json week.json
     headrace pipeline report orders returns --data-dir /var/lib/headrace
     """
-    keywords = given.keywords(ReportOptions)
-    keywords |= given.server(given.values["data_dir"])._asdict()
-    with running("report") as job:
-        summary = job.run(**keywords, progress=job.progress)
-    print_summary(summary, _report_words, as_json=False)
+    keywords = given.keywords(ReportOptions) | given.server(given.values["data_dir"])
+    typer.echo(_report_words(_run("report", keywords)))
 
 
 def _report_words(summary: Any) -> str:
@@ -415,9 +385,7 @@ def _report_words(summary: Any) -> str:
     app,
     "audit",
     also={
-        "no_log": Annotated[
-            bool, typer.Option("--no-log", help="Read only the lake, even if there is a log.")
-        ]
+        "no_log": Annotated[bool, option("--no-log", "Read only the lake, even if there is a log.")]
     },
 )
 def _audit(given: Given) -> None:
@@ -440,19 +408,17 @@ def _audit(given: Given) -> None:
         raise UsageError(
             "--no-log needs a lake: give --lake DIR, or set lake in [pipeline] of --config"
         )
-    loaded = options.load_settings(config_file=given.config_file, data_dir=data_dir)
-    directory = loaded.config.data_dir
-    server = ServerAddress()
+    settings = options.Settings(data_dir=data_dir, config_file=given.config_file)
+    directory = settings.load().config.data_dir
     # A data directory is preferred: it shows more than a server, which does not expose its journal. A
     # directory that the user names must exist.
-    if http or not (no_log or data_dir or Path(directory).exists()):
-        server = given.server()
-        if not http:
-            text = f"there is no directory {directory} here: reading the log from {server.url}"
-            typer.echo(f"headrace: {text}", err=True)
-    keywords |= {"data_dir": "" if server.url or no_log else directory, **server._asdict()}
-    with running("audit") as job:
-        report = job.run(**keywords, progress=job.progress)
+    has_directory = not http and bool(no_log or data_dir or directory.exists())
+    server = given.server(has_directory)
+    if not (http or has_directory):
+        text = f"there is no directory {directory} here: reading the log from {server['url']}"
+        typer.echo(f"headrace: {text}", err=True)
+    keywords |= {"data_dir": directory if has_directory and not no_log else "", **server}
+    report = _run("audit", keywords)
     if given.as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

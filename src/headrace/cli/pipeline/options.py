@@ -7,48 +7,39 @@ import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
-
-import typer
+from typing import Annotated, Any, get_args
 
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import UsageError
 from headrace.config.load import load
-from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, fields_of
-from headrace.config.values import Section
+from headrace.config.pipeline import JOBS, Field, JobOptions, LakePartition, Pipeline, fields_of
 
 _EVERYWHERE = ("0.0.0.0", "::")
 """Hosts that mean: the server listens on all addresses."""
 
 
-class ServerAddress(NamedTuple):
-    url: str = ""
-    token: str = ""
-
-
+@dataclass
 class Given:
     """A command line: the options that the user gave, and the settings behind them."""
 
-    def __init__(
-        self, values: dict[str, Any], config_file: Path | None, fields: list[Field]
-    ) -> None:
-        self.values = values
-        """Values of all options by name; None if an option is not given, False for a flag."""
-        self.config_file = config_file
-        self._fields = fields
+    values: dict[str, Any]
+    """Values of all options by name; None if an option is not given, False for a flag."""
+    config_file: Path | None
+    fields: list[Field]
 
     @property
     def as_json(self) -> bool:
         return bool(self.values["as_json"])
 
     @cached_property
-    def settings(self) -> Section:
+    def settings(self) -> Pipeline:
         """Settings of `[pipeline]`: flags override the environment, which overrides the file."""
         flags: dict[str, object] = {}
-        for field in self._fields:
+        for field in self.fields:
             if field.key and field.option.flag:
                 value = self.values[field.name]
                 if field.option.values is LakePartition:
@@ -74,16 +65,16 @@ class Given:
             found["pattern"] = self.values["pattern"] or ""
         return found
 
-    def server(self, data_dir: str | None = None) -> ServerAddress:
-        """Return the server of option, environment, file or default; empty if only `data_dir` is given."""
+    def server(self, data_dir: str | bool | None = None) -> dict[str, str]:
+        """Return url and token of option, environment, file or default; empty if only `data_dir` is given."""
         http = self.values["url"]
         if data_dir and not http:
-            return ServerAddress()
+            return {"url": "", "token": ""}
         if not http and not os.environ.get("HEADRACE_HTTP") and self.config_file:
             listen = load({}, os.environ, self.config_file).config.listen.http
             http = str(listen._replace(host="127.0.0.1") if listen.host in _EVERYWHERE else listen)
         api = options.http_api(http, self.values["token"])
-        return ServerAddress(api.base, api.token or "")
+        return {"url": api.base, "token": api.token or ""}
 
 
 def command(
@@ -91,10 +82,9 @@ def command(
 ) -> Callable[[Callable[[Given], None]], None]:
     """Add the command of a job; `also` are options that only the command line has."""
     fields = fields_of(*JOBS[job])
-    more: dict[str, Any] = {"config_file": options.ConfigFile, "as_json": options.Json}
-    if any(field.option.flag == "--json" for field in fields):
-        del more["as_json"]
-    more = {**(also or {}), **more}
+    more = {**(also or {}), "config_file": options.ConfigFile}
+    if not any(field.option.flag == "--json" for field in fields):
+        more["as_json"] = options.Json
 
     def add(function: Callable[[Given], None]) -> None:
         def run(config_file: Path | None, **values: Any) -> None:
@@ -105,9 +95,7 @@ def command(
             default = False if get_args(annotation)[0] is bool else None
             parameters.append(_keyword(name, annotation, default))
         run.__doc__ = function.__doc__
-        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = {one.name: one.annotation for one in parameters}
-        app.command(job, short_help=short_help)(run)
+        app.command(job, short_help=short_help)(options.with_parameters(run, parameters))
 
     return add
 
@@ -116,25 +104,21 @@ def _parameter(field: Field) -> inspect.Parameter:
     option = field.option
     kinds = get_args(field.type) or (field.type,)
     if not option.flag and field.is_required:
-        completed = typer.Argument(
-            metavar=option.metavar, help=option.help, autocompletion=options.complete_topic
+        completed = options.argument(
+            option.usage, option.help, autocompletion=options.complete_topic
         )
         return _keyword(field.name, Annotated[str, completed], inspect.Parameter.empty)
     if not option.flag:
-        several = typer.Argument(metavar=option.metavar, help=option.help)
+        several = options.argument(option.usage, option.help)
         return _keyword(field.name, Annotated[list[str] | None, several], None)
     if bool in kinds:
-        switch = typer.Option(option.flag, help=option.help)
+        switch = options.option(option.usage, option.help)
         return _keyword(field.name, Annotated[bool, switch], False)
     # The settings parse their values themselves.
     kind: Any = next((one for one in (int, float) if one in kinds and str not in kinds), str)
-    kind = str if field.key or field.option.metavar == "TIME" else kind
-    info = typer.Option(
-        option.flag,
-        metavar=option.metavar,
-        help=f"{option.help}{_origin(field)}",
-        min=None if kind is str else option.ge,
-    )
+    kind = str if field.key or option.usage.endswith(" TIME") else kind
+    least = None if kind is str else option.ge
+    info = options.option(option.usage, option.help + _origin(field), min=least)
     if field.is_required and not field.key:
         return _keyword(field.name, Annotated[kind, info], inspect.Parameter.empty)
     return _keyword(field.name, Annotated[kind | None, info], None)
@@ -167,12 +151,8 @@ def _table(job: str) -> str:
     for field in fields_of(*JOBS[job]):
         option = field.option
         is_list = option.usage and not option.flag and not field.is_required
-        cells = [
-            option.usage + ("…" if is_list else ""),
-            field.key,
-            field.name,
-            field.shown_default,
-        ]
+        usage = option.usage + ("…" if is_list else "")
+        cells = (usage, field.key, field.name, field.shown_default)
         shown = [f" `{cell}` " if cell else " " for cell in cells]
         rows.append(f"|{'|'.join(shown)}| {option.help} |")
     return "\n".join(rows) + "\n"

@@ -6,27 +6,29 @@ Elsewhere: the other endpoints, in files of this folder. Each has a class with t
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from headrace import __version__
+from headrace import __version__, errors
 from headrace.broker.channel.hub import Channels
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
+from headrace.log.store import BatchRefusedError
 from headrace.server.access import AccessGate
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.openapi import PATH, description
+from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts, RequestMemory
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
@@ -67,27 +69,20 @@ def make_app(
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),
         ],
-        exception_handlers={HTTPException: _error},
+        exception_handlers=EXCEPTION_HANDLERS,
         middleware=[Middleware(AccessGate, tokens=tokens)],
     )
 
 
+@dataclass
 class _StateApi:
     """Endpoints for the server's state: health, metrics, status, clock and the API's description."""
 
-    def __init__(
-        self,
-        connections: Connections,
-        store: EmbeddedStore,
-        clock: SteadyClock,
-        requests: RequestMemory,
-        facts: ServerFacts,
-    ) -> None:
-        self._facts = facts
-        self._connections = connections
-        self._requests = requests
-        self._store = store
-        self._clock = clock
+    _connections: Connections
+    _store: EmbeddedStore
+    _clock: SteadyClock
+    _requests: RequestMemory
+    _facts: ServerFacts
 
     def routes(self) -> list[Route]:
         return [
@@ -158,7 +153,33 @@ class _StateApi:
         )
 
 
-async def _error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)
-    facts = error.facts if isinstance(error, RefusalWithFacts) else {}
-    return JSONResponse({"error": error.detail} | facts, error.status_code)
+_ERRORS: dict[type[Exception], int] = {
+    errors.BadBlockError: 400,
+    errors.BadCursorError: 400,
+    errors.BadReaderNameError: 400,
+    errors.BadTopicNameError: 400,
+    ClientDisconnect: 400,  # the client is gone, and sees no answer
+    errors.UnknownStagedError: 404,
+    errors.BatchNumberError: 409,
+    BatchRefusedError: 409,
+    errors.StagedClaimedError: 409,
+    errors.TooManyCursorsError: 409,
+    errors.StoreFailedError: 503,
+    errors.StagingFullError: 507,
+}
+"""Status of the answer to a request that an endpoint ends with this error."""
+
+
+async def _answer(request: Request, error: Exception) -> Response:
+    text, facts = str(error), {}
+    if isinstance(error, HTTPException):
+        status, text = error.status_code, error.detail
+        facts = error.facts if isinstance(error, RefusalWithFacts) else {}
+    elif isinstance(error, errors.ChannelError):
+        status, facts = STATUSES[error.code], {"code": error.code, "retry": error.retry}
+    else:
+        status = _ERRORS[type(error)]
+    return JSONResponse({"error": text} | facts, status)
+
+
+EXCEPTION_HANDLERS = dict.fromkeys((HTTPException, errors.ChannelError, *_ERRORS), _answer)

@@ -12,14 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from headrace.errors import (
-    BadBlockError,
-    BatchNumberError,
-    StagedClaimedError,
-    StagingFullError,
-    StoreFailedError,
-    UnknownStagedError,
-)
 from headrace.log.batch.staging import StagingUpload
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import (
@@ -69,33 +61,18 @@ class BatchesApi:
         ]
 
     async def stage(self, request: Request) -> Response:
-        try:
-            return await self._stage(request)
-        except ClientDisconnect:
-            return Response(status_code=400)  # the client is gone
-
-    async def _stage(self, request: Request) -> Response:
         check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
         async with self._slots:
             upload = self._store.staging.begin()
             try:
                 await self._receive(request, upload)
-            except BadBlockError as error:
+            except BaseException as error:
                 self._store.staging.drop(upload)
-                raise HTTPException(400, str(error)) from None
-            except StagingFullError as error:
-                self._store.staging.drop(upload)
-                raise HTTPException(507, str(error)) from None
-            except OSError as error:
-                self._store.staging.drop(upload)
-                raise HTTPException(
-                    500, f"the upload cannot be written: {error.strerror}"
-                ) from None
-            except asyncio.CancelledError:
-                self._store.staging.drop(upload)
-                raise HTTPException(503, _STOPPING) from None
-            except BaseException:
-                self._store.staging.drop(upload)
+                if isinstance(error, OSError):
+                    text = f"the upload cannot be written: {error.strerror}"
+                    raise HTTPException(500, text) from None
+                if isinstance(error, asyncio.CancelledError):
+                    raise HTTPException(503, _STOPPING) from None
                 raise
             self._store.staging.keep(upload)
         return JSONResponse({"id": upload.id, "records": upload.records, "bytes": upload.size})
@@ -103,7 +80,8 @@ class BatchesApi:
     async def _receive(self, request: Request, upload: StagingUpload) -> None:
         """Read the body. One piece is written while the next one arrives."""
         loop = asyncio.get_running_loop()
-        writing: asyncio.Future[None] | None = None
+        writing: asyncio.Future[None] = loop.create_future()
+        writing.set_result(None)
         gathered: list[bytes] = []
         size = 0
         try:
@@ -116,18 +94,15 @@ class BatchesApi:
                 gathered.append(chunk)
                 size += len(chunk)
                 if size >= _PIECE_BYTES or not more:
-                    if writing is not None:
-                        await writing
+                    await writing
                     writing = loop.run_in_executor(None, upload.feed, *gathered)
                     gathered, size = [], 0
-            if writing is not None:
-                await writing
+            await writing
             writing = loop.run_in_executor(None, upload.finish)
             await writing
         finally:
-            if writing is not None:
-                # The write may outlive a failed connection. No task awaits its result then.
-                writing.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # The write may outlive a failed connection. No task awaits its result then.
+            writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     async def decide(self, request: Request) -> Response:
         asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
@@ -138,14 +113,7 @@ class BatchesApi:
             if not answered.done():
                 answered.set_result(given)
 
-        try:
-            self._store.batches.decide(asked.producer, asked.number, asked.staged, answer)
-        except UnknownStagedError as error:
-            raise HTTPException(404, str(error)) from None
-        except (StagedClaimedError, BatchNumberError) as error:
-            raise HTTPException(409, str(error)) from None
-        except StoreFailedError as error:
-            raise HTTPException(503, str(error)) from None
+        self._store.batches.decide(asked.producer, asked.number, asked.staged, answer)
         named = {"producer": asked.producer, "number": asked.number}
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -156,7 +124,7 @@ class BatchesApi:
         if given is None:
             raise HTTPException(503, _STOPPING)
         if isinstance(given, BatchRefusedError):
-            raise HTTPException(409, str(given))
+            raise given
         if given.duplicate:
             self._metrics.count("duplicates_refused_total")
         return JSONResponse({**named, **given._asdict()})

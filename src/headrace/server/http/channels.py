@@ -39,7 +39,7 @@ from headrace.server.http.openapi import (
     STATUSES,
     WAIT_S_MAX,
 )
-from headrace.server.http.requests import RefusalWithFacts, body, number
+from headrace.server.http.requests import body, number
 from headrace.wire import channel as wire
 
 WAITING_MAX = 1000
@@ -50,7 +50,8 @@ RENEWAL_S_MIN = 0.1
 
 T = TypeVar("T")
 
-_Ask = Callable[[Channel, Callable[[T], None], Callable[[ChannelError], None]], None]
+_Refuse = Callable[[ChannelError], None]
+_Ask = Callable[[Channel, Callable[[T], None], _Refuse], None]
 
 
 class _Poll(NamedTuple):
@@ -92,7 +93,7 @@ class ChannelsApi:
     async def leave(self, request: Request) -> Response:
         name, processor = self._asked(request)
 
-        def leave(channel: Channel, done: Callable[[None], None], _: object) -> None:
+        def leave(channel: Channel, done: Callable[[None], None], _: _Refuse) -> None:
             channel.leave(processor, partial(done, None))
 
         await self._ask(name, leave)
@@ -115,9 +116,7 @@ class ChannelsApi:
         name, processor = self._asked(request)
         query = request.query_params
         is_raw = RAW in request.headers.get("accept", "")
-        limit = min(_number(request, "max", MESSAGES_MAX), 1 if is_raw else MESSAGES_MAX)
-        if not limit:
-            raise _bad("max must be at least 1")
+        limit = _limit(request, "max", 1 if is_raw else MESSAGES_MAX)
         wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
         if "ack" in query:
             await self._ack(name, processor, _offset(request, "ack"))
@@ -151,29 +150,28 @@ class ChannelsApi:
         return _json({"channel": name, "offset": at})
 
     async def upload(self, request: Request) -> Response:
+        processor = None
         if "processor" in request.query_params:
             name, processor = self._asked(request)
         else:
-            name, processor = await self._named_by_operator(request), None
+            name = await self._named_by_operator(request)
         offset = _offset(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
-        kept: int = await self._ask(
-            name,
-            lambda channel, done, refuse: _upload(
-                channel, processor, offset, content, done, refuse
-            ),
-        )
-        return _json({"channel": name, "offset": kept})
+
+        def upload(channel: Channel, done: Callable[[int], None], refuse: _Refuse) -> None:
+            if processor is not None:
+                channel.request(processor)
+            channel.upload(offset, content, done, refuse)
+
+        return _json({"channel": name, "offset": await self._ask(name, upload)})
 
     async def snapshot(self, request: Request) -> Response:
         name = self._named(request)
         snapshot: StoredSnapshot | None = await _answer(
-            lambda done, refuse: self._channels.load_snapshot(
-                name, done, lambda reason: refuse(ChannelError("unavailable", reason))
-            )
+            lambda done, refuse: self._channels.load_snapshot(name, done, _unavailable(refuse))
         )
         if snapshot is None:
-            raise _refusal(ChannelError("not-found", f"channel {name!r} has no snapshot"))
+            raise ChannelError("not-found", f"channel {name!r} has no snapshot")
         if RAW not in request.headers.get("accept", ""):
             return _json({"channel": name, "snapshot": snapshot_fields(snapshot, binary=False)})
         kind = JSON if snapshot.content.is_json else RAW
@@ -184,9 +182,7 @@ class ChannelsApi:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        limit = min(_number(request, "limit", CHANNELS_LISTED_MAX), CHANNELS_LISTED_MAX)
-        if not limit:
-            raise _bad("limit must be at least 1")
+        limit = _limit(request, "limit", CHANNELS_LISTED_MAX)
         found = self._channels.report.names(
             query.get("prefix", ""), query.get("after", ""), limit + 1
         )
@@ -206,13 +202,8 @@ class ChannelsApi:
         name = await self._named_by_operator(request)
         told = await self._describe(name)
 
-        def destroy(
-            channel: Channel, done: Callable[[None], None], refuse: Callable[[ChannelError], None]
-        ) -> None:
-            channel.destroy(
-                partial(done, None),
-                lambda reason: refuse(ChannelError("unavailable", reason)),
-            )
+        def destroy(channel: Channel, done: Callable[[None], None], refuse: _Refuse) -> None:
+            channel.destroy(partial(done, None), _unavailable(refuse))
 
         await self._ask(name, destroy)
         members = len(told["members"])
@@ -224,14 +215,10 @@ class ChannelsApi:
         name = request.query_params.get("name")
         if name is None:
             raise _bad("name the channel: ?name=CHANNEL")
-        token = request.scope.get("headrace.token")
-        try:
-            check_channel_name(name)
-            topic = CHANNEL_PREFIX + name
-            if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
-                raise ChannelError("forbidden", f"the token is not for channel {name!r}")
-        except ChannelError as error:
-            raise _refusal(error) from None
+        check_channel_name(name)
+        token, topic = request.scope.get("headrace.token"), CHANNEL_PREFIX + name
+        if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
+            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
         return name
 
     def _asked(self, request: Request) -> tuple[str, str]:
@@ -244,8 +231,7 @@ class ChannelsApi:
             raise _bad(str(error)) from None
         token = request.scope.get("headrace.token")
         if token is not None and token.user not in (None, user_of(processor)):
-            refused = ChannelError("forbidden", f"the token is not of processor {processor!r}")
-            raise _refusal(refused)
+            raise ChannelError("forbidden", f"the token is not of processor {processor!r}")
         return self._named(request), processor
 
     async def _named_by_operator(self, request: Request) -> str:
@@ -256,7 +242,7 @@ class ChannelsApi:
             text = "the token is not for the HTTP API"
             if request.method == "PUT":
                 text += ": name the processor that uploads"
-            raise _refusal(ChannelError("forbidden", text))
+            raise ChannelError("forbidden", text)
         await self._existing(name)
         return name
 
@@ -269,32 +255,25 @@ class ChannelsApi:
             self._channels.rest(channel)
 
     async def _ack(self, name: str, processor: str, offset: int) -> int:
-        at: int = await self._ask(
-            name,
-            lambda channel, done, refuse: channel.ack(
-                channel.request(processor), offset, done, refuse
-            ),
-        )
-        return at
+        def ack(channel: Channel, done: Callable[[int], None], refuse: _Refuse) -> None:
+            channel.ack(channel.request(processor), offset, done, refuse)
 
-    async def _fetch(self, asked: "_Poll") -> Batch:
-        def fetch(
-            channel: Channel, done: Callable[[Batch], None], refuse: Callable[[ChannelError], None]
-        ) -> None:
+        return await self._ask(name, ack)
+
+    async def _fetch(self, asked: _Poll) -> Batch:
+        def fetch(channel: Channel, done: Callable[[Batch], None], refuse: _Refuse) -> None:
             if asked.origin is None:
                 channel.fetch(channel.request(asked.processor), asked.limit, done)
             else:
                 channel.request(asked.processor, at_cursor=False)
                 channel.fetch_from(asked.origin, asked.limit, done, refuse)
 
-        batch: Batch = await self._ask(asked.channel, fetch)
-        return batch
+        return await self._ask(asked.channel, fetch)
 
-    async def _wait(self, request: Request, asked: "_Poll", wait_s: int) -> Batch:
+    async def _wait(self, request: Request, asked: _Poll, wait_s: int) -> Batch:
         """Wait for pending messages and return them; none if the time is over, or the client is gone."""
         if self._waiting >= WAITING_MAX:
-            text = f"{WAITING_MAX} requests wait for messages already"
-            raise _refusal(ChannelError("unavailable", text))
+            raise ChannelError("unavailable", f"{WAITING_MAX} requests wait for messages already")
         self._waiting += 1
         woken = asyncio.Event()
         gone = asyncio.create_task(_hung_up(request))
@@ -311,7 +290,7 @@ class ChannelsApi:
             gone.cancel()
         return batch
 
-    async def _fetch_or_wait(self, asked: "_Poll", woken: asyncio.Event, wait_s: float) -> Batch:
+    async def _fetch_or_wait(self, asked: _Poll, woken: asyncio.Event, wait_s: float) -> Batch:
         """Fetch messages. If there are none, wait until woken, or until the presence has to be renewed."""
         channel = self._channels.get(asked.channel)
         channel.wait(woken.set)  # before the fetch: later messages wake it too
@@ -327,25 +306,16 @@ class ChannelsApi:
             channel.wait_no_more(woken.set)
             self._channels.rest(channel)
 
-    async def _snapshot(self, name: str) -> StoredSnapshot | None:
-        def load(
-            channel: Channel,
-            done: Callable[[StoredSnapshot | None], None],
-            refuse: Callable[[ChannelError], None],
-        ) -> None:
-            channel.load_snapshot(done, lambda why: refuse(ChannelError("unavailable", why)))
-
-        snapshot: StoredSnapshot | None = await self._ask(name, load)
-        return snapshot
-
     async def _existing(self, name: str) -> dict[str, Any]:
         told = await self._describe(name)
         if not (told["exists"] or told["members"] or told["snapshot"]):
-            raise _refusal(ChannelError("not-found", f"there is no channel {quoted(name)}"))
+            raise ChannelError("not-found", f"there is no channel {quoted(name)}")
         return told
 
     async def _describe(self, name: str) -> dict[str, Any]:
-        snapshot = await self._snapshot(name)
+        snapshot: StoredSnapshot | None = await self._ask(
+            name, lambda channel, done, refuse: channel.load_snapshot(done, _unavailable(refuse))
+        )
         channel = self._channels.get(name)
         told = self._channels.report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
@@ -361,10 +331,8 @@ async def _hung_up(request: Request) -> None:
         pass
 
 
-async def _answer(
-    ask: Callable[[Callable[[T], None], Callable[[ChannelError], None]], None],
-) -> T:
-    """Return the channel's answer to a request. Raise an HTTP error if the channel refuses it."""
+async def _answer(ask: Callable[[Callable[[T], None], _Refuse], None]) -> T:
+    """Return the channel's answer to a request. Raise ChannelError if the channel refuses it."""
     future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
 
     def done(result: T) -> None:
@@ -378,32 +346,16 @@ async def _answer(
     try:
         ask(done, refuse)
         return await future
-    except ChannelError as error:
-        raise _refusal(error) from None
     except StoreFailedError as error:
-        raise _refusal(ChannelError("unavailable", str(error))) from None
+        raise ChannelError("unavailable", str(error)) from None
 
 
-def _upload(
-    channel: Channel,
-    processor: str | None,
-    offset: int,
-    content: Content,
-    done: Callable[[int], None],
-    refuse: Callable[[ChannelError], None],
-) -> None:
-    if processor is not None:
-        channel.request(processor)
-    channel.upload(offset, content, done, refuse)
+def _unavailable(refuse: _Refuse) -> Callable[[str], None]:
+    return lambda reason: refuse(ChannelError("unavailable", reason))
 
 
-def _refusal(error: ChannelError) -> HTTPException:
-    facts: dict[str, object] = {"code": error.code, "retry": error.retry}
-    return RefusalWithFacts(STATUSES[error.code], str(error), facts)
-
-
-def _bad(text: str) -> HTTPException:
-    return _refusal(ChannelError("bad-message", text))
+def _bad(text: str) -> ChannelError:
+    return ChannelError("bad-message", text)
 
 
 def _number(request: Request, name: str, otherwise: int | None = None) -> int:
@@ -416,6 +368,13 @@ def _number(request: Request, name: str, otherwise: int | None = None) -> int:
         return number(text, name)
     except HTTPException as error:
         raise _bad(error.detail) from None
+
+
+def _limit(request: Request, name: str, most: int) -> int:
+    limit = min(_number(request, name, most), most)
+    if not limit:
+        raise _bad(f"{name} must be at least 1")
+    return limit
 
 
 def _origin(request: Request) -> Origin:
@@ -450,14 +409,14 @@ async def _content(request: Request, bytes_max: int) -> Content:
         data = await body(request, bytes_max)
     except HTTPException as error:
         if error.status_code == STATUSES["too-large"]:
-            raise _refusal(ChannelError("too-large", error.detail)) from None
+            raise ChannelError("too-large", error.detail) from None
         raise
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
     if is_json:
         try:
             check_json(data)
         except BadMessageError as error:
-            raise _refusal(ChannelError("bad-content", str(error))) from None
+            raise ChannelError("bad-content", str(error)) from None
     return Content(data, is_json)
 
 

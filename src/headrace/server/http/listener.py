@@ -12,6 +12,7 @@ import json
 import socket
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -42,45 +43,37 @@ _COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_
 """Statuses of the application's answers that mean a broken limit."""
 
 
+@dataclass
 class HttpShared:
     """State that the connections of the HTTP listener share."""
 
-    def __init__(
-        self,
-        connections_max: int,
-        body_bytes_max: int,
-        memory: RequestMemory,
-        refused: Callable[[str, str], None],
-    ) -> None:
-        self.connections_max = connections_max
-        self.body_bytes_max = body_bytes_max
-        """Longest body that any endpoint accepts."""
-        self.memory = memory
-        self.refused = refused
-        """Called with the name of a peer, and with the reason why its request was refused."""
+    connections_max: int
+    body_bytes_max: int
+    """Longest body that any endpoint accepts."""
+    memory: RequestMemory
+    refused: Callable[[str, str], None]
+    """Called with the name of a peer, and with the reason why its request was refused."""
 
 
-class EarlyAnswers:
-    """Middleware that ends the connection after an answer that comes before its request is complete."""
+def _closing_early(app: ASGIApp, refused: Callable[[str, str], None]) -> ASGIApp:
+    """Return an application that ends the connection after an answer to a request that is not complete."""
 
-    def __init__(self, app: ASGIApp, refused: Callable[[str, str], None]) -> None:
-        self._app = app
-        self._refused = refused
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         request: HeldRequest = scope[HELD]
 
         async def send_and_close(message: Message) -> None:
             if message["type"] == "http.response.start":
                 if message["status"] in _COUNTED:
                     host, port = scope["client"] or ("unknown", 0)
-                    self._refused(f"{host}:{port}", HTTPStatus(message["status"]).phrase)
+                    refused(f"{host}:{port}", HTTPStatus(message["status"]).phrase)
                 if not request.is_whole:
                     headers = [*message.get("headers", ()), (b"connection", b"close")]
                     message = {**message, "headers": headers}
             await send(message)
 
-        await self._app(scope, receive, send_and_close)
+        await app(scope, receive, send_and_close)
+
+    return run
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -132,10 +125,10 @@ class BoundedProtocol(HttpToolsProtocol):
             # The listener speaks only HTTP: the request is answered, and nothing after it is read.
             self.cycle.keep_alive = False
         except httptools.HttpParserError as error:
-            is_tls = data.startswith(TLS_HELLO)
-            self._refuse(
-                RequestRefusedError(400, TLS_ON_PLAIN_PORT) if is_tls else _refusal_for(error)
-            )
+            if data.startswith(TLS_HELLO):
+                self._refuse(RequestRefusedError(400, TLS_ON_PLAIN_PORT))
+            else:
+                self._refuse(_refusal_for(error))
         except RequestRefusedError as refusal:
             self._refuse(refusal)
 
@@ -310,7 +303,7 @@ class HttpListener:
 
     def __init__(self, app: Starlette, shared: HttpShared, sock: socket.socket) -> None:
         config = uvicorn.Config(
-            EarlyAnswers(app, shared.refused),
+            _closing_early(app, shared.refused),
             http=partial(BoundedProtocol, shared),  # type: ignore[arg-type]
             ws="none",  # WebSocket clients have their own listener
             log_config=None,

@@ -169,13 +169,11 @@ class _Pieces:
         try:
             return next(self._pieces, b"")
         finally:
-            if self._is_last():
+            with self._lock:
+                self._reading = False
+                is_last = self._closed
+            if is_last:
                 self._pieces.close()
-
-    def _is_last(self) -> bool:
-        with self._lock:
-            self._reading = False
-            return self._closed
 
     def close(self) -> None:
         with self._lock:

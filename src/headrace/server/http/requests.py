@@ -13,7 +13,6 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
 from headrace.broker.broker import Broker
-from headrace.errors import BadTopicNameError
 from headrace.log.store import ColdError, Store, Topic
 from headrace.model import Position, check_topic_name
 from headrace.printing import quoted
@@ -228,19 +227,12 @@ def too_long(bytes_max: int, advice: str = "") -> HTTPException:
     return HTTPException(413, f"the body may have {bytes_max} bytes{advice}")
 
 
-def checked_name(name: str) -> str:
-    try:
-        check_topic_name(name)
-    except BadTopicNameError as error:
-        raise HTTPException(400, str(error)) from None
-    return name
-
-
 def existing(store: Store, broker: Broker, name: str | None) -> Topic:
     """Return the topic that a parameter names. Raise an HTTP error that says what is wrong with the name."""
     if name is None:
         raise HTTPException(400, "name the topic")
-    topic = store.topic(checked_name(name))
+    check_topic_name(name)
+    topic = store.topic(name)
     if not topic.exists:
         if not broker.subscriptions(topic):
             store.forget(topic)

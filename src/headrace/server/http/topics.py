@@ -15,15 +15,9 @@ from starlette.routing import Route
 
 from headrace.broker.broker import Broker, SubscriptionState
 from headrace.broker.readers import Readers
-from headrace.errors import (
-    BadCursorError,
-    BadReaderNameError,
-    StoreFailedError,
-    TooManyCursorsError,
-)
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
-from headrace.model import CHANNEL_PREFIX, Position, check_reader_name
-from headrace.server.http.requests import body, checked_name, existing, limit, number, place, warmed
+from headrace.model import CHANNEL_PREFIX, Position, check_reader_name, check_topic_name
+from headrace.server.http.requests import body, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer. The next page starts `after` the last name."""
@@ -63,18 +57,14 @@ class TopicsApi:
     async def topics(self, request: Request) -> Response:
         query = request.query_params
         most = limit(request, TOPICS_LISTED_MAX)
-        prefix, after, names = (
-            query.get("prefix", ""),
-            query.get("after", ""),
-            query.getlist("name"),
-        )
+        prefix, after = query.get("prefix", ""), query.get("after", "")
+        names = query.getlist("name")
         if len(names) > TOPICS_LISTED_MAX:
             raise HTTPException(400, f"at most {TOPICS_LISTED_MAX} names may be given")
         unchanged = not await self._changed(query.get("since"), query.get("wait_ms"))
         version = self._store.version
-        found = []
         if unchanged:
-            pass
+            found = []
         elif names:
             found = self._named(names, prefix, after, ended=query.get("ended") == "true")
         else:
@@ -146,23 +136,18 @@ class TopicsApi:
     async def position(self, request: Request) -> Response:
         query = request.query_params
         topic = self._existing(query.get("topic"))
-        asked = [key for key in ("offset", "ordinal", "time", "last") if key in query]
+        locate = {
+            "offset": self._store.locate_offset,
+            "ordinal": self._store.locate_ordinal,
+            "time": self._store.locate_time,
+            "last": self._store.locate_last,
+        }
+        asked = [key for key in locate if key in query]
         if len(asked) != 1:
             raise HTTPException(400, "give one of offset, ordinal, time or last")
-        value = query[asked[0]]
-        store = self._store
-        if asked[0] == "offset":
-            offset = number(value, "offset")
-            found = await warmed(lambda: store.locate_offset(topic, offset))
-        elif asked[0] == "ordinal":
-            ordinal = number(value, "ordinal")
-            found = await warmed(lambda: store.locate_ordinal(topic, ordinal))
-        elif asked[0] == "last":
-            last = number(value, "last")
-            found = await warmed(lambda: store.locate_last(topic, last))
-        else:
-            ms = _time_ms(value)
-            found = await warmed(lambda: store.locate_time(topic, ms))
+        [key] = asked
+        value = _time_ms(query[key]) if key == "time" else number(query[key], key)
+        found = await warmed(partial(locate[key], topic, value))
         return JSONResponse({"topic": topic.name, "epoch": found.epoch} | place(found))
 
     def _existing(self, name: str | None) -> Topic:
@@ -278,17 +263,12 @@ class CursorsApi:
             raise HTTPException(400, f"the body is not valid: {error}") from None
         positions: dict[str, Position] = {}
         for one in asked.positions:
-            checked_name(one.topic)
+            check_topic_name(one.topic)
             if one.topic in positions:
                 raise HTTPException(400, f"topic {one.topic!r} has two positions")
             positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
-        try:
-            with self._readers.held(asked.reader, positions):
-                await self._durable(partial(self._store.set_cursors, asked.reader, positions))
-        except (BadReaderNameError, BadCursorError) as error:
-            raise HTTPException(400, str(error)) from None
-        except TooManyCursorsError as error:
-            raise HTTPException(409, str(error)) from None
+        with self._readers.held(asked.reader, positions):
+            await self._durable(partial(self._store.set_cursors, asked.reader, positions))
         self._moved(positions)
         return JSONResponse({"reader": asked.reader, "set": len(positions)})
 
@@ -318,10 +298,7 @@ class CursorsApi:
         reader, topic = request.query_params.get("reader"), request.query_params.get("topic")
         if reader is None:
             raise HTTPException(400, "name the reader: ?reader=NAME")
-        try:
-            check_reader_name(reader)
-        except BadReaderNameError as error:
-            raise HTTPException(400, str(error)) from None
+        check_reader_name(reader)
         dropped = 0
         # An active reader gets a new cursor at once, so topics that were passed are not looked at again.
         start = ("", "")
@@ -344,8 +321,6 @@ class CursorsApi:
         try:
             change(durable.set)
             await durable.wait()
-        except StoreFailedError as error:
-            raise HTTPException(503, str(error)) from None
         finally:
             self._changing -= 1
 
