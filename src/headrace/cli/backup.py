@@ -42,7 +42,7 @@ def backup(
     """
     from headrace.log.backup import back_up
 
-    config = options.Settings(data_dir=data_dir, config_file=config_file).load().config
+    config = options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config
     with ProgressBar() as bar:
         made = back_up(Path(config.data_dir), target, config.rule, __version__, bar.advance_to)
     _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
@@ -77,7 +77,9 @@ def restore(
     """
     from headrace.log.backup import restore as put_back
 
-    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    directory = (
+        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    )
     with ProgressBar() as bar:
         made, revoked = put_back(source, Path(directory), bar.advance_to, old=old)
     _print(made, f"restored {source} to {directory}", as_json=as_json)

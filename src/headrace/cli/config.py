@@ -18,7 +18,7 @@ from headrace.printing import MASK, masked_secret, quoted
 
 
 def config(
-    settings: options.Settings,
+    settings: options.SettingsFlags,
     as_json: options.Json = False,
     as_toml: Annotated[bool, option("--toml", "Print a complete, commented TOML file.")] = False,
     as_markdown: Annotated[

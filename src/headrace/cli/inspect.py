@@ -57,7 +57,9 @@ def _find(
             return answer
     from headrace.log.verify.verify import inspect_topic
 
-    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    directory = (
+        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    )
     return inspect_topic(directory, topic)
 
 
@@ -146,7 +148,9 @@ def verify(
     """
     from headrace.log.verify.verify import verify as check
 
-    directory = options.Settings(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    directory = (
+        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
+    )
     with ProgressBar() as bar:
         report = check(directory, topics or [], bar.advance_to)
     if as_json:

@@ -92,12 +92,12 @@ def add(
 @app.command("follow")
 def follow(
     log: Log,
-    span: options.Span,
+    span: options.SpanFlags,
     as_json: Annotated[
         bool, option("--json", "Print one object per line: topic, offset, next_offset, id, event.")
     ] = False,
     *,
-    connection: options.Connection,
+    connection: options.ConnectionFlags,
 ) -> None:
     """Print the events of a log of Logux, and wait for more.
 

@@ -17,7 +17,6 @@ from headrace.cli import (
     logux,
     publish,
     serve,
-    status,
     subscribe,
     topics,
 )
@@ -37,13 +36,13 @@ app.command("serve")(serve.serve)
 app.command("publish")(publish.publish)
 app.command("subscribe")(subscribe.subscribe)
 app.command("topics")(topics.topics)
-app.command("status")(status.status)
+app.command("status")(serve.status)
 app.add_typer(channels.app, name="channels")
 channels.app.command("send")(channel_messages.send)
 channels.app.command("follow")(channel_messages.follow)
 channels.app.command("fetch")(channel_messages.fetch)
 app.add_typer(logux.app, name="logux")
-app.add_typer(status.clock_app, name="clock")
+app.add_typer(serve.clock_app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(topics.delete)
 app.command("verify")(inspect.verify)

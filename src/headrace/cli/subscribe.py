@@ -55,7 +55,7 @@ class Start(StrEnum):
 
 def subscribe(
     topic: options.Topic,
-    span: options.Span,
+    span: options.SpanFlags,
     reader: Annotated[
         str | None,
         option(
@@ -79,7 +79,7 @@ def subscribe(
         bool, option("--json", "Print one object per line: topic, offset, next_offset, payload.")
     ] = False,
     *,
-    connection: options.Connection,
+    connection: options.ConnectionFlags,
 ) -> None:
     """Print records of a topic, and wait for more.
 
@@ -109,8 +109,8 @@ def subscribe(
 
 def print_records(
     topic: str,
-    span: options.Span,
-    connection: options.Connection,
+    span: options.SpanFlags,
+    connection: options.ConnectionFlags,
     *,
     as_json: bool,
     reader: str | None = None,

@@ -153,7 +153,7 @@ def fields_of(section: type, prefix: str = "", *, reloads: bool = False) -> Iter
     """Yield the settings of a section and its own sections, in the order of their definition."""
     for field in dataclasses.fields(section):
         key = prefix + field.name
-        # Of a type such as `int | None`, the part that a value has.
+        # A value has the first part of a type such as `int | None`.
         kind: Any = get_args(field.type)[0] if isinstance(field.type, UnionType) else field.type
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             yield from fields_of(kind, f"{key}.", reloads=field.metadata["reloads"])

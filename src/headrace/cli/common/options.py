@@ -93,7 +93,7 @@ ReadDataDir = Annotated[
 ]
 
 
-class Settings(NamedTuple):
+class SettingsFlags(NamedTuple):
     """Options of commands that take every setting."""
 
     data_dir: DataDir = None
@@ -137,7 +137,7 @@ class Settings(NamedTuple):
         return load(flags, os.environ, self.config_file)
 
 
-class Span(NamedTuple):
+class SpanFlags(NamedTuple):
     """Options for the records that a command prints."""
 
     from_offset: Annotated[
@@ -161,7 +161,7 @@ class Span(NamedTuple):
     ] = False
 
 
-class Connection(NamedTuple):
+class ConnectionFlags(NamedTuple):
     """Options of a command that connects to the server, and also asks its HTTP address."""
 
     url: Url = None

@@ -408,7 +408,7 @@ def _audit(given: Given) -> None:
         raise UsageError(
             "--no-log needs a lake: give --lake DIR, or set lake in [pipeline] of --config"
         )
-    settings = options.Settings(data_dir=data_dir, config_file=given.config_file)
+    settings = options.SettingsFlags(data_dir=data_dir, config_file=given.config_file)
     directory = settings.load().config.data_dir
     # A data directory is preferred: it shows more than a server, which does not expose its journal. A
     # directory that the user names must exist.

@@ -22,7 +22,7 @@ _TICKS = {
     3_600_000: (1, 2, 3, 6, 12),
     86_400_000: (1, 2, 7, 28, 84, 336, 3360),
 }
-"""Distances of ticks on the axis of time, as multiples of units of so many milliseconds."""
+"""Distances of ticks on the axis of time, as multiples of a unit in milliseconds."""
 _TICKS_MS = [unit_ms * count for unit_ms, counts in _TICKS.items() for count in counts]
 
 

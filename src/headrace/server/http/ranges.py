@@ -169,11 +169,13 @@ class _Pieces:
         try:
             return next(self._pieces, b"")
         finally:
-            with self._lock:
-                self._reading = False
-                is_last = self._closed
-            if is_last:
+            if self._is_last():
                 self._pieces.close()
+
+    def _is_last(self) -> bool:
+        with self._lock:
+            self._reading = False
+            return self._closed
 
     def close(self) -> None:
         with self._lock:
