@@ -8,7 +8,7 @@ from headrace.errors import BadReaderNameError, BadTopicNameError
 from headrace.printing import quoted
 
 PAYLOAD_BYTES_MAX = 262_144
-"""Maximum payload of one record (the Figg seed's 256 KB), inclusive."""
+"""Maximum payload of one record (256 KB, the limit of Figg), inclusive."""
 
 RECORD_HEADER_BYTES = 4
 """Bytes of a record's header, a big-endian uint32 size. The payload follows, on disk and on the Figg wire."""

@@ -205,14 +205,16 @@ def made(**limits: Any) -> tuple[Refusals, Loop, Metrics]:
 
 
 def refuse(refusals: Refusals, peer: Peer) -> float:
-    held_s = refusals.hold(peer, "no such name", Refusal.EMPTY_TOPIC)
+    held_s = refusals.delay_close(peer, "no such name", Refusal.EMPTY_TOPIC)
     refusals.release(peer)
     return held_s
 
 
 def test_a_hundred_clients_behind_one_proxy_are_all_held() -> None:
     refusals, _, _ = made()
-    assert all(refusals.hold(Peer(), "no such name", Refusal.EMPTY_TOPIC) for _ in range(100))
+    assert all(
+        refusals.delay_close(Peer(), "no such name", Refusal.EMPTY_TOPIC) for _ in range(100)
+    )
 
 
 def test_the_delay_doubles_for_an_address_up_to_its_bound_and_begins_anew() -> None:
@@ -227,11 +229,15 @@ def test_the_delay_doubles_for_an_address_up_to_its_bound_and_begins_anew() -> N
 def test_held_peers_are_bounded_in_total_and_leave_room_for_others() -> None:
     refusals, _, _ = made(refused_connections_max=2)
     peers = [Peer(f"10.0.0.{number}") for number in range(3)]
-    assert [refusals.hold(peer, "", Refusal.EMPTY_TOPIC) for peer in peers] == [1.0, 1.0, 0.0]
+    assert [refusals.delay_close(peer, "", Refusal.EMPTY_TOPIC) for peer in peers] == [
+        1.0,
+        1.0,
+        0.0,
+    ]
     refusals.release(peers[2])  # this one was not held
     refusals.release(peers[0])
     assert list(refusals.held) == [peers[1]]
-    assert refusals.hold(peers[2], "", Refusal.EMPTY_TOPIC) == 2.0
+    assert refusals.delay_close(peers[2], "", Refusal.EMPTY_TOPIC) == 2.0
     few, _, _ = made(connections_max=4)
     assert [few.hold(Peer(f"1.{n}"), "", Refusal.EMPTY_TOPIC) for n in range(2)] == [1.0, 0.0]
     none, _, _ = made(refusal_delay_s=0.0)
@@ -261,7 +267,7 @@ def test_the_log_has_one_line_for_an_address_and_then_sums_up(
 def test_the_addresses_that_are_remembered_are_bounded() -> None:
     refusals, _, _ = made()
     held = Peer("first")
-    refusals.hold(held, "", Refusal.EMPTY_TOPIC)
+    refusals.delay_close(held, "", Refusal.EMPTY_TOPIC)
     for number in range(ADDRESSES_MAX):
         refuse(refusals, Peer(str(number)))
     assert len(refusals._addresses) == ADDRESSES_MAX

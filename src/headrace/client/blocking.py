@@ -89,7 +89,7 @@ class ClientThread:
         self._client = client
         self._advice = advice
         self._stop = asyncio.Event()
-        self._entered: Future[None] = Future()
+        self._require_link: Future[None] = Future()
         name = f"headrace {client.url}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -97,10 +97,10 @@ class ClientThread:
         """Wait until the client is entered; raise the exception of a client that cannot be entered."""
         self._thread.start()
         try:
-            self._entered.result()
+            self._require_link.result()
         except BaseException:
             self.is_closed = True
-            if self._entered.done():
+            if self._require_link.done():
                 self._thread.join()
             else:  # interrupted: the thread ends once the client is entered or has failed
                 self.loop.call_soon_threadsafe(self._stop.set)
@@ -168,8 +168,8 @@ class ClientThread:
         try:
             await self._client
         except BaseException as error:  # raised again in `start`
-            self._entered.set_exception(error)
+            self._require_link.set_exception(error)
             return
-        self._entered.set_result(None)
+        self._require_link.set_result(None)
         await self._stop.wait()
         await self._client.close(flush_s=0)

@@ -43,11 +43,11 @@ class Lifecycle(Generic[E]):
         }
         self._link: Link[E] | None = None
         self._is_closed = False
-        """True once `close` was called and has waited as long as it may."""
-        self._over: ClientError | None = None
+        """True after `close` has finished waiting for acknowledgements."""
+        self._final_error: ClientError | None = None
         """Error that ended the client for good; None before its end."""
         self._refusal: RefusedError | None = None
-        """Reason why there will be no further connection. Calls that need none continue to work."""
+        """Reason why the client does not connect again, set by subclasses. Calls that need no connection work."""
         # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
         self._changes = asyncio.Event()
 
@@ -55,7 +55,7 @@ class Lifecycle(Generic[E]):
     def state(self) -> ConnectionState:
         if self._link is not None:
             return self._link.session.state
-        return ConnectionState.DISCONNECTED if self._over is None else ConnectionState.CLOSED
+        return ConnectionState.DISCONNECTED if self._final_error is None else ConnectionState.CLOSED
 
     @property
     def latency_s(self) -> float | None:
@@ -91,11 +91,11 @@ class Lifecycle(Generic[E]):
             await self._stop(abort=flush_s == 0)
 
     async def __aenter__(self) -> Self:
-        if self._over is not None:
-            raise self._over.with_traceback(None)
+        if self._final_error is not None:
+            raise self._final_error.with_traceback(None)
         await self._start()
         try:
-            self._entered()  # the client may have been closed meanwhile
+            self._require_link()  # the client may have been closed meanwhile
             await self._first_connection()
         except BaseException:
             await self.close(flush_s=0)
@@ -140,22 +140,22 @@ class Lifecycle(Generic[E]):
         )
         return self._link
 
-    def _entered(self) -> Link[E]:
+    def _require_link(self) -> Link[E]:
         """Return the link; raise if the client is not entered yet, or has ended."""
-        if self._over is not None:
-            raise self._over.with_traceback(None)
+        if self._final_error is not None:
+            raise self._final_error.with_traceback(None)
         if self._link is None:
             raise LocalProtocolError(f"enter the {self._noun} first: `async with` or `await` it")
         return self._link
 
     async def _wait(self, done: Callable[[], bool]) -> None:
         """Wait until `done` returns True; raise if the client ends, or there will be no connection."""
-        self._entered()
+        self._require_link()
         while not done():
             if self._refusal is not None:
                 raise self._refusal.with_traceback(None)
             await self._changes.wait()
-            self._entered()
+            self._require_link()
 
     def _wake(self) -> None:
         """Let all waiting tasks check their condition again."""
@@ -164,8 +164,8 @@ class Lifecycle(Generic[E]):
 
     def _end(self, error: ClientError) -> None:
         """Refuse everything from now on, and fail all pending calls."""
-        if self._over is None:
-            self._over = error
+        if self._final_error is None:
+            self._final_error = error
             self._fail_pending(error)
             self._wake()
 
@@ -178,7 +178,7 @@ class Lifecycle(Generic[E]):
                 link.session.close()
                 self._state_changed(ConnectionState.CLOSED)
 
-    def _absence(self) -> str:
+    def _not_connected_text(self) -> str:
         """Return the beginning of the error for a client that was not connected in time."""
         return f"no connection to {self.url}"
 
@@ -192,7 +192,7 @@ class Lifecycle(Generic[E]):
         except TimeoutError:
             reason = self.last_error or "no answer"
             raise ConnectTimeoutError(
-                f"{self._absence()} within {timeout_s:g} s: {reason}"
+                f"{self._not_connected_text()} within {timeout_s:g} s: {reason}"
             ) from None
 
     def _add_handler(self, name: str, handler: EventHandler[Any]) -> Remove:

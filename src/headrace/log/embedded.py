@@ -28,7 +28,7 @@ from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder, Once
+from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder, NumberedAppend
 from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
@@ -182,7 +182,7 @@ class EmbeddedStore(ReadSide):
         number: int,
         done: Callable[[StoredAppend], None],
     ) -> None:
-        once = Once(topic, records, producer, number)
+        once = NumberedAppend(topic, records, producer, number)
         # If a first attempt is pending, both are answered at the same time.
         if not self._producers.is_waiting(once):
             known = self._producers.known(once)
@@ -285,7 +285,7 @@ class EmbeddedStore(ReadSide):
         ring = self._ring
         if ring.used and ring.current is not None and not ring.current.fits(encoded.entries):
             self._close_file()
-            self._encoder.name_in(encoded)
+            self._encoder.repeat_names_in(encoded)
         self._encoded = encoded
         if ring.current or ring.open_next(self.last_sequence + 1, self._applied):
             self._encoded = None
@@ -392,8 +392,8 @@ class EmbeddedStore(ReadSide):
             for changed in self._watchers:
                 changed()
         answers = commit.waiters
-        last = encoded.appended[len(encoded.appended) - len(commit.onces) :]
-        for once, one in zip(commit.onces, last, strict=True):
+        last = encoded.appended[len(encoded.appended) - len(commit.numbered) :]
+        for once, one in zip(commit.numbered, last, strict=True):
             answers += self._producers.stored(once, one.end, sequence)
         for answer in answers:
             try:

@@ -1,8 +1,7 @@
 """Retention: finds segments that are too old or exceed the size limit, and makes the store trim them.
 
-Readers in `wait_for` delay the trim. The code that wants to trim offers possible trim points, oldest first,
-and marks those that no longer wait for readers as overdue. A reader that needs records holds the topic at its
-position.
+Readers in `wait_for` delay the trim: a reader that needs records holds the topic at its position. Each
+possible trim point says whether it is *overdue*; then it no longer waits for readers.
 """
 
 import logging

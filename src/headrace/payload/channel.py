@@ -76,8 +76,8 @@ def decode_message(payload: bytes) -> StoredMessage:
     JSON is checked to be UTF-8, but not parsed.
     """
     try:
-        told = _decode(payload)
-        processor, number, content = told
+        fields = _decode(payload)
+        processor, number, content = fields
         check_processor(processor)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, BadMessageError) as error:
         raise BadMessageError(f"this is not a channel message: {error}") from None
@@ -88,7 +88,7 @@ def decode_message(payload: bytes) -> StoredMessage:
         )
     if not 1 <= number <= NUMBER_MAX:
         raise BadMessageError(f"this is not a channel message: its number is {number}")
-    if _encode(told) != payload:
+    if _encode(fields) != payload:
         raise BadMessageError("this is not a channel message: its headers are not the shortest")
     return _new(
         StoredMessage,

@@ -188,9 +188,9 @@ def _bearer(headers: list[str]) -> str | None:
 
 
 def _refused(scope: Scope, status: int, error: str) -> JSONResponse:
-    told: dict[str, object] = {"error": error}
+    body: dict[str, object] = {"error": error}
     if scope["path"].startswith(CHANNELS):
         # Every error of the channel endpoints has a code.
-        told |= {"code": "wrong-credentials" if status == 401 else "forbidden", "retry": False}
+        body |= {"code": "wrong-credentials" if status == 401 else "forbidden", "retry": False}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(told, status, headers)
+    return JSONResponse(body, status, headers)

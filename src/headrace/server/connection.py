@@ -32,13 +32,13 @@ _KERNEL_UNSENT_BYTES_MAX = 1 << 17
 UNACKNOWLEDGED_BYTES_MAX = 4 << 20
 """Unacknowledged bytes above which a connection is not read. The next commit is milliseconds away."""
 HELD_BACK_BYTES_MAX = 72 << 20
-"""The same limit while commits are held back.
+"""Unacknowledged bytes above which a connection is not read while commits are held back.
 
 It is the largest window of a client, 256 of the largest payloads, so that a PING behind them is still read
 and answered.
 """
 CROWDED_BYTES_MAX = 1 << 16
-"""The same limit while all connections together exceed `publish_bytes_max`."""
+"""Unacknowledged bytes above which it is not read while all connections exceed `publish_bytes_max`."""
 
 ANSWERS_BYTES_MAX = 1 << 20
 """Unread answers of a peer, in bytes, above which the peer is not read either."""
@@ -79,7 +79,7 @@ class Connections:
         self.refusals = Refusals(self.loop, limits, metrics)
 
     @property
-    def full(self) -> bool:
+    def refuses_new(self) -> bool:
         """True if a further connection is refused."""
         return self.draining or len(self.open) >= self.limits.connections_max
 
@@ -209,7 +209,7 @@ class Connection:
         self.peer = peer_name(transport)
         shared = self._shared
         shared.metrics.count("connections_total")
-        if shared.full:
+        if shared.refuses_new:
             shared.refused(self.peer)
             transport.abort()
             return
@@ -347,7 +347,7 @@ class Connection:
         if command.refused is not None:
             shared.metrics.count("connections_closed_for_bad_input_total")
             # The peer would send the same publish again at once.
-            held_s = shared.refusals.hold(self, command.reason, command.refused)
+            held_s = shared.refusals.delay_close(self, command.reason, command.refused)
             if held_s:
                 self._hold_timer = shared.loop.call_later(held_s, self.end_hold)
         elif command.is_peers_fault:

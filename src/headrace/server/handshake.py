@@ -182,7 +182,7 @@ class Handshake(asyncio.Protocol):
             # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
             self._refused(why)
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
-        if shared.full:
+        if shared.refuses_new:
             why = "the server is stopping" if shared.draining else "connections_max is reached"
             self._refused(why)
             raise _Answer(503, why)

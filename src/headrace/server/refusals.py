@@ -55,7 +55,7 @@ class Refusals:
         self._departures = _Departures(loop)
         self.held: dict[Peer, _Address] = {}
 
-    def hold(self, peer: Peer, reason: str, why: Refusal) -> float:
+    def delay_close(self, peer: Peer, reason: str, why: Refusal) -> float:
         """Count a refusal. Return the seconds for which the peer is held: 0.0 closes it at once."""
         now_s = self._loop.time()
         self._metrics.count_refusal(peer.protocol, why)

@@ -100,7 +100,7 @@ class FiggServerSession(TopicSession):
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 self._publishes_under_way().add(unit)
-                # Publishes come first, so that a refusal of another message in this read does not lose them.
+                # The session moves publishes to the front: a refused message in this read must not lose them.
                 commands.insert(0, Publish(message.records, unit))
             elif isinstance(message, figg.Ping):
                 self._out.append(figg.encode_pong(message.timestamp))

@@ -36,9 +36,9 @@ class Unit:
     """By topic: the range of the topic's own numbers, if the protocol acknowledges by topic."""
     size: int = 0
     """Memory for the publishes in bytes, if the protocol remembers them."""
-    came: int = 0
+    arrival: int = 0
     """Number of units that came before this one."""
-    done: int | None = None
+    durable_at: int | None = None
     """Number of units that had come when this one became durable; None before."""
 
 
@@ -60,16 +60,16 @@ class Units:
       pending unit may hold a number at or below n in the same topic.
     """
 
-    __slots__ = ("_came", "_news", "_repeats", "_units", "size")
+    __slots__ = ("_arrived", "_news", "_repeats", "_units", "size")
 
     def __init__(self) -> None:
         self._units: list[Unit] = []
         """Units in the order of arrival."""
-        self._came = 0
+        self._arrived = 0
         self._repeats: dict[str, Unit] = {}
         """By topic: the highest number that was repeated. Its first copy is stored or being stored."""
         self._news = False
-        """True if a unit has become durable, or a publish was repeated, since the last `take`."""
+        """True if a unit has become durable, or a publish was repeated, since the last `take_ready`."""
         self.size = 0
         """Memory for the publishes of all units in bytes."""
 
@@ -77,8 +77,8 @@ class Units:
         return len(self._units)
 
     def add(self, unit: Unit) -> None:
-        unit.came = self._came
-        self._came += 1
+        unit.arrival = self._arrived
+        self._arrived += 1
         self._units.append(unit)
         self.size += unit.size
 
@@ -91,14 +91,14 @@ class Units:
             number = max(number, known.highest)
             number_of_topic = max(number_of_topic, known.topics[topic].highest)
         again = Unit(number, number, {topic: NumberRange(number_of_topic, number_of_topic)})
-        again.done = self._came
+        again.durable_at = self._arrived
         self._repeats[topic] = again
         self._news = True
 
     def stored(self, unit: Unit) -> None:
-        if unit.done is not None:
+        if unit.durable_at is not None:
             raise LocalProtocolError("a unit is stored once")
-        unit.done = self._came
+        unit.durable_at = self._arrived
         self._news = True
 
     def discard(self, unit: Unit) -> None:
@@ -118,46 +118,46 @@ class Units:
         self.size = sum(one.size for one in self._units)
         self._repeats = {topic: one for topic, one in self._repeats.items() if one.highest < number}
 
-    def take(self) -> list[Unit]:
+    def take_ready(self) -> list[Unit]:
         """Remove and return the units that may be acknowledged now."""
         if not self._news:
             return []
         self._news = False
-        waiting = [one for one in self._units if one.done is None]
+        waiting = [one for one in self._units if one.durable_at is None]
         if not waiting:
             ready, self._units = self._units, []
             ready += self._repeats.values()
             self._repeats = {}
         else:
-            obstacles = _Obstacles(waiting)
-            ready = [one for one in self._units if obstacles.let_pass(one)]
-            self._units = [one for one in self._units if not obstacles.let_pass(one)]
+            pending = _PendingUnits(waiting)
+            ready = [one for one in self._units if pending.allow(one)]
+            self._units = [one for one in self._units if not pending.allow(one)]
             for topic, one in list(self._repeats.items()):
-                if obstacles.let_pass(one):
+                if pending.allow(one):
                     ready.append(self._repeats.pop(topic))
         self.size -= sum(one.size for one in ready)
         return ready
 
 
-class _Obstacles:
+class _PendingUnits:
     """Pending units, in the order of arrival."""
 
     def __init__(self, waiting: list[Unit]) -> None:
-        self._came = [one.came for one in waiting]
+        self._arrived = [one.arrival for one in waiting]
         self._lowest = list(accumulate((one.lowest for one in waiting), min))
-        """Parallel to `_came`: the lowest number of this unit and all units before it."""
+        """Parallel to `_arrived`: the lowest number of this unit and all units before it."""
         self._by_topic: dict[str, int] = {}
         for one in waiting:
             for topic, numbers in (one.topics or {}).items():
                 known = self._by_topic.get(topic, numbers.lowest)
                 self._by_topic[topic] = min(known, numbers.lowest)
 
-    def let_pass(self, one: Unit) -> bool:
-        if one.done is None:
+    def allow(self, one: Unit) -> bool:
+        if one.durable_at is None:
             return False
         if one.topics is None:
             return one.highest < self._lowest[-1]
-        before = bisect_left(self._came, one.done)
+        before = bisect_left(self._arrived, one.durable_at)
         if before and self._lowest[before - 1] <= one.highest:
             return False
         by_topic = self._by_topic
@@ -244,8 +244,11 @@ class ServerSession(ABC):
             self._publishes_under_way().discard(command.unit)
 
     def data_to_send(self) -> bytes:
-        """Return the answers to send. They go out before any records that still wait."""
-        if self._units is not None and (ready := self._units.take()):
+        """Acknowledge what may be acknowledged now, and return all answers to send.
+
+        They go out before any records that still wait.
+        """
+        if self._units is not None and (ready := self._units.take_ready()):
             self._acknowledge(ready)
         out = self._out
         if not out:

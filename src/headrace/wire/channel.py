@@ -18,6 +18,7 @@ from headrace.payload.channel import (
     NUMBER_MAX,
     BadMessageError,
     Content,
+    MessageTooLargeError,
     StoredMessage,
     check_json,
     decode_message,
@@ -391,7 +392,7 @@ def message_fields(content: Any, processor: str) -> Fields:
     fields, stored = _fields(content)
     try:
         encode_message(StoredMessage(processor, 1, stored))
-    except BadMessageError as error:
+    except MessageTooLargeError as error:
         raise PayloadTooLargeError(str(error)) from None
     return fields
 

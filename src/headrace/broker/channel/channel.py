@@ -253,7 +253,7 @@ class Channel:
 
     # Jobs
 
-    def hold(self, do: Done) -> bool:
+    def postpone_if_busy(self, do: Done) -> bool:
         """Return True if a job is running, and call `do` after it."""
         if not self.is_busy:
             return False

@@ -222,8 +222,8 @@ class Member:
 
     def acknowledge(self, offset: int, ordinal: int) -> None:
         """Acknowledge everything up to a position."""
-        if offset == self.next_offset:
-            offset = self.next_offset  # reuse the int object, to save one for each idle member
+        # An equal int object is used again, which saves one for each idle member.
+        offset = self.next_offset if offset == self.next_offset else offset
         cursor = self.confirmed
         self.offset, self.ordinal = offset, ordinal
         # A connection that began before the cursor must not move the cursor back.

@@ -80,7 +80,7 @@ class Membership(Part):
 
     def join(self, asked: JoinRequest) -> None:
         channel, processor, subscriber = asked.channel, asked.processor, asked.subscriber
-        if asked.is_over or channel.hold(lambda: self.join(asked)):
+        if asked.is_over or channel.postpone_if_busy(lambda: self.join(asked)):
             return
         member = channel.members.get(processor)
         if member is not None and subscriber is not None and _is_late(subscriber, member):

@@ -132,7 +132,7 @@ class States(Part):
 
     def show(self, channel: Channel, done: Loaded, failed: Failed) -> None:
         """Compute the state for a caller outside the channel; `done` gets it when it is durable."""
-        if channel.hold(lambda: self.show(channel, done, failed)):
+        if channel.postpone_if_busy(lambda: self.show(channel, done, failed)):
             return
 
         def made(state: StoredSnapshot) -> None:
@@ -230,7 +230,7 @@ class States(Part):
         if len(content.data) > limit:
             text = f"a state may have {limit} bytes, this one has {len(content.data)}"
             raise ChannelError("too-large", text)
-        if channel.hold(lambda: self.upload(channel, offset, content, answer, refuse)):
+        if channel.postpone_if_busy(lambda: self.upload(channel, offset, content, answer, refuse)):
             return
         channel.is_busy = True
 

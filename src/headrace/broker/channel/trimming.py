@@ -34,7 +34,7 @@ class _Goal(NamedTuple):
 class LogTrimming(Part):
     def look(self, channel: Channel, now_ms: int) -> None:
         """Trim or destroy the log, as far as no member or reader needs it."""
-        if channel.hold(lambda: self.look(channel, self._hub.clock_ms())):
+        if channel.postpone_if_busy(lambda: self.look(channel, self._hub.clock_ms())):
             return
         goal = self._goal(channel, now_ms)
         if goal is None:
@@ -53,7 +53,7 @@ class LogTrimming(Part):
                 continue
             if member.offset < offset:
                 offset, ordinal = member.offset, member.ordinal
-            # The connection may be ahead of the cursor, where the member continues the next time.
+            # The connection may be ahead of the cursor, where the member's next connection continues.
             if member.acked is not None and topic.start_offset <= member.acked[0] < offset:
                 offset, ordinal = member.acked
         for _, position in waited_for(self._store, topic, channel.rule.wait_for):
@@ -171,7 +171,7 @@ class LogTrimming(Part):
 
     def destroy(self, channel: Channel, answer: Done, refuse: Failed) -> None:
         """Destroy a channel by hand: its log, its snapshot and every membership."""
-        if channel.hold(lambda: self.destroy(channel, answer, refuse)):
+        if channel.postpone_if_busy(lambda: self.destroy(channel, answer, refuse)):
             return
         channel.is_busy = True
 
@@ -207,7 +207,7 @@ class LogTrimming(Part):
 
     def expire(self, channel: Channel, before_ms: int) -> None:
         """Delete the snapshot of a channel without a log, if it was stored before `before_ms`."""
-        if channel.hold(lambda: self.expire(channel, before_ms)):
+        if channel.postpone_if_busy(lambda: self.expire(channel, before_ms)):
             return
         if channel.topic.exists or channel.present or channel.in_flight:
             return

@@ -205,7 +205,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
         Raises QueueFullError if too many messages are not accepted yet: `await channel.room()` first.
         """
-        link = self._entered()
+        link = self._require_link()
         if self._is_leaving:
             raise ClientClosedError("the channel is being left")
         ticket = self._session.send(self.name, content)
@@ -242,7 +242,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
     async def ack(self, upto: "ChannelMessage | Snapshot | int") -> None:
         """Acknowledge everything up to a message; return when the server has recorded it."""
-        link = self._entered()
+        link = self._require_link()
         if isinstance(upto, int):
             offset = upto
         else:
@@ -255,7 +255,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
     async def snapshot(self) -> Snapshot | None:
         """Return the current state or the last upload; None if there is none."""
-        self._entered()
+        self._require_link()
         state: SnapshotBody | None = await self._answer(self._session.snapshot(self.name))
         return None if state is None else Snapshot.of(state)
 
@@ -265,7 +265,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         Returns the offset of the upload that is kept. Raises ChannelRefusedError unless the channel has the
         reducer `uploaded`.
         """
-        self._entered()
+        self._require_link()
         if isinstance(offset, bool) or not isinstance(offset, int) or not 0 <= offset < 1 << 63:
             raise LocalProtocolError(f"an offset is a number from 0 on, not {offset!r}")
         kept: int = await self._answer(self._session.upload(self.name, offset, state))
@@ -278,15 +278,15 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
         After this, the server keeps nothing for this processor. Waits for a connection if there is none.
         """
-        link = self._entered()
+        link = self._require_link()
         await self.flush()
         self._is_leaving = True
         self._session.leave(self.name)
         link.send_soon()
-        while self._over is None:
+        while self._final_error is None:
             await self._changes.wait()
-        if not isinstance(self._over, ClientClosedError):
-            raise self._over.with_traceback(None)
+        if not isinstance(self._final_error, ClientClosedError):
+            raise self._final_error.with_traceback(None)
         await self.close()
 
     async def connected(self) -> None:
@@ -316,7 +316,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         if self._link is None:
             self._link = self._pool.enter(self)
 
-    def _absence(self) -> str:
+    def _not_connected_text(self) -> str:
         return f"channel {self.name!r} was not joined at {self.url}"
 
     async def _first_connection(self) -> None:
@@ -357,9 +357,9 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
 
     async def _next(self) -> ChannelMessage:
         while True:
-            if isinstance(self._over, ClientClosedError):
+            if isinstance(self._final_error, ClientClosedError):
                 raise StopAsyncIteration
-            link = self._entered()
+            link = self._require_link()
             first = self._inbox.first
             if isinstance(first, Delivered):
                 self._inbox.take(first)
@@ -394,7 +394,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
             self._done_with_taken()
 
     def _done_with_taken(self) -> None:
-        if self._taken is not None and self._over is None:
+        if self._taken is not None and self._final_error is None:
             taken, self._taken = self._taken, None
             self._session.ack(self.name, taken)
             if self._link is not None:
@@ -430,7 +430,7 @@ class ChannelClient(Lifecycle[ChannelClientEvent]):
         self._state_changed(state)
 
     async def _answer(self, ticket: int) -> Any:
-        link = self._entered()
+        link = self._require_link()
         answer = self._questions[ticket] = link.loop.create_future()
         link.send_soon()
         return await answer

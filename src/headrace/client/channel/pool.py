@@ -63,7 +63,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         Options that are not given are those of the connection. `close` of the channel ends its messages but
         neither the connection nor the membership; `leave` ends the membership.
         """
-        self._entered()
+        self._require_link()
         try:
             check_topic_name(CHANNEL_PREFIX + name)
             if not name:
@@ -135,10 +135,10 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         if self._link is None:
             self._connect(self.session, self._make_connection, self._handle)
 
-    def _entered(self) -> Link[ChannelClientEvent]:
+    def _require_link(self) -> Link[ChannelClientEvent]:
         if self._refusal is not None:
             raise self._refusal.with_traceback(None)
-        return super()._entered()
+        return super()._require_link()
 
     def _handle(self, events: list[ChannelClientEvent]) -> None:
         for event in events:
@@ -154,7 +154,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
             channel._wake()
 
     def _state_changed(self, state: ConnectionState) -> None:
-        over = self._over if state is ConnectionState.CLOSED else None
+        over = self._final_error if state is ConnectionState.CLOSED else None
         for channel in list(self._channels.values()):
             channel.state_changed(state, over)
         super()._state_changed(state)

@@ -159,7 +159,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         The events are those of this client and of others. If the iteration would wait although the connection
         is refused for good, it raises RefusedError.
         """
-        self._entered()
+        self._require_link()
         return LogEvents(self, after)
 
     async def synced(self) -> None:
@@ -180,7 +180,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
         return await page
 
     def _opened(self) -> "OpenLog":
-        self._entered()
+        self._require_link()
         assert self._open is not None
         return self._open
 
@@ -194,7 +194,7 @@ class LoguxClient(Lifecycle[LoguxEvent]):
                 self._open = OpenLog(self, facts, thread)
 
     async def _flush(self, flush_s: float) -> None:
-        if self._over is not None:
+        if self._final_error is not None:
             return
         in_memory = is_in_memory(self.options.store)
 

@@ -181,8 +181,8 @@ class Client(Lifecycle[Event]):
         WindowFullError if too much is unacknowledged: `await client.window()` first.
         """
         link = self._link
-        if link is None or self._over is not None:
-            link = self._entered()
+        if link is None or self._final_error is not None:
+            link = self._require_link()
         if type(payload) is not bytes:
             payload = as_bytes(payload)
         self._session.publish(topic, payload)
@@ -196,7 +196,7 @@ class Client(Lifecycle[Event]):
 
     async def window(self) -> None:
         """Wait until `publish_nowait` has room."""
-        self._entered()
+        self._require_link()
         if not self._session.has_room:
             await self._wait(lambda: self._session.has_room)
 
@@ -258,7 +258,7 @@ class Client(Lifecycle[Event]):
         `ack="manual"`, the application calls the subscription's `ack`.
         """
         check_handler(handler)
-        link = self._entered()
+        link = self._require_link()
         if topic in self._subscriptions:
             raise LocalProtocolError(f"{topic!r} is already subscribed on this client")
         subscription: Subscription
@@ -312,7 +312,7 @@ class Client(Lifecycle[Event]):
 
     def unsubscribe_nowait(self, topic: str) -> None:
         """End the subscription of a topic without waiting for the server; nothing more is delivered."""
-        link = self._entered()
+        link = self._require_link()
         subscription = self._subscriptions.pop(topic, None)
         if subscription is not None:
             self._flow.forget(subscription)
@@ -354,7 +354,7 @@ class Client(Lifecycle[Event]):
             self._flow = Flow(link, self._session, self.options.receive_pause_s)
 
     async def _flush(self, flush_s: float) -> None:
-        if self._over is not None:
+        if self._final_error is not None:
             return
         try:
             async with asyncio.timeout(flush_s):
@@ -369,7 +369,7 @@ class Client(Lifecycle[Event]):
         await super()._stop(abort=self.unacknowledged > 0)
 
     def _handle(self, events: list[Event]) -> None:
-        if self._over is not None:
+        if self._final_error is not None:
             return
         for event in events:
             if isinstance(event, TopicMessages):

@@ -49,7 +49,7 @@ class ReaderSubscription(Subscription):
         self.losses = 0
         """Number of times that unacknowledged messages went to another process."""
         self._session = client._session
-        self._link = client._entered()
+        self._link = client._require_link()
         self._is_auto = is_auto
         self._fresh: deque[deque[Message]] = deque()
         """Received messages that are not taken yet, in the batches in which they arrived."""

@@ -1,6 +1,6 @@
-"""Group commit: the requests gathered for one write, and their encoding as journal entries.
+"""One commit: the requests for one write, and their encoding as journal entries.
 
-Elsewhere: writing the entries (`journal.py`).
+Elsewhere: gathering requests into commits (`queue.py`), and writing the entries (`journal.py`).
 """
 
 from collections import defaultdict
@@ -28,7 +28,7 @@ _NAMES_IN_FILE_MAX = 100_000
 """Largest number of topics created in one journal file whose names the next file repeats."""
 
 
-class Once(NamedTuple):
+class NumberedAppend(NamedTuple):
     """An append with its producer's number, which makes the append idempotent."""
 
     topic: Topic
@@ -78,7 +78,7 @@ class Commit:
 
     def __init__(self) -> None:
         self.appends: dict[Topic, list[bytes]] = {}
-        self.onces: list[Once] = []
+        self.numbered: list[NumberedAppend] = []
         self.decisions: list[Decision] = []
         self.parts: list[tuple[Topic, BatchPart]] = []
         """Parts of batches, in the order of each batch."""
@@ -108,7 +108,7 @@ class Commit:
             topic in self.appends
             or topic in self.changed
             or topic in self.destroyed
-            or any(once.topic is topic for once in self.onces)
+            or any(once.topic is topic for once in self.numbered)
             or any(trim.topic is topic for trim in self.trims)
             or any(other is topic for other, _ in self.parts)
         )
@@ -148,7 +148,7 @@ class Encoder:
         appended: list[Appended] = []
         seed = self._seed = journal.entry_seed(self._generation, number)
         self._ms = now_ms
-        entries: list[bytes] = [self._name_again()] if number and self._names else []
+        entries: list[bytes] = [self._names_entry()] if number and self._names else []
         self._created, self._made = [], {}
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
@@ -171,7 +171,7 @@ class Encoder:
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
         if commit.parts:
             self._parts(commit.parts, entries, appended)
-        for once in commit.onces:
+        for once in commit.numbered:
             self._once(once, entries, appended)
         self._controls(commit, number, entries, appended)
         if number:
@@ -232,24 +232,27 @@ class Encoder:
             self._in_file |= made
         if journal.frame_bytes(sum(map(len, entries))) > journal.BLOCK_BYTES:
             # The block with the create entries must not hold the only copy of the topics' names.
-            entries.append(self._name_again())
+            entries.append(self._names_entry())
             self._names |= made
 
     def begin_file(self) -> None:
         """Make the next commits repeat the names of topics created in the journal file that is now closed."""
         self._names, self._in_file = {**self._in_file, **self._names}, {}
 
-    def name_in(self, encoded: Encoded) -> None:
+    def repeat_names_in(self, encoded: Encoded) -> None:
         """Repeat topic names in the commit that was encoded last and becomes the first of a journal file."""
         for topic_id in self._made:
             self._names.pop(topic_id, None)
         if self._names:
-            encoded.entries.insert(0, self._name_again())
+            encoded.entries.insert(0, self._names_entry())
         self._names |= self._made
         self._in_file |= self._made
 
-    def _name_again(self) -> bytes:
-        """Return an entry that repeats topic names, for another block than that of the create entries."""
+    def _names_entry(self) -> bytes:
+        """Return an entry that repeats topic names.
+
+        Otherwise only create entries have them, and a damaged block would take the names along.
+        """
         names: list[Name] = []
         room = self._names_bytes_max
         for name in self._names.values():
@@ -320,7 +323,7 @@ class Encoder:
             ms, records = self._time(topic), BlockRecords(blocks)
             appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
 
-    def _once(self, once: Once, entries: list[bytes], appended: list[Appended]) -> None:
+    def _once(self, once: NumberedAppend, entries: list[bytes], appended: list[Appended]) -> None:
         topic, records, name, number = once
         if topic.id == 0:
             entries.append(self._create(topic))

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import chain
 
-from headrace.log.commit.commit import Commit, CursorChange, Decision, Once, Trim
+from headrace.log.commit.commit import Commit, CursorChange, Decision, NumberedAppend, Trim
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
 from headrace.log.store import BatchPart, Note, Topic, countdown
 from headrace.model import Durability, Position
@@ -63,8 +63,8 @@ class Gathering:
             size += sum(_CREATE_BYTES + len(topic.name) for topic in batches if not topic.id)
             self._room(size, done).add(batches)
 
-    def append_once(self, once: Once) -> None:
-        self._commit_for(once.topic, sum(map(len, once.records))).onces.append(once)
+    def append_once(self, once: NumberedAppend) -> None:
+        self._commit_for(once.topic, sum(map(len, once.records))).numbered.append(once)
 
     def decide(self, decision: Decision, done: Callable[[], None]) -> None:
         size = ENTRY_HEADER_BYTES + _EXTRA_BYTES + len(decision.producer.encode())
@@ -141,7 +141,7 @@ class Gathering:
         if self._sealed:
             return self._sealed.popleft()
         commit = self._current
-        if not (commit.waiters or commit.onces):
+        if not (commit.waiters or commit.numbered):
             return None
         self._current = Commit()
         return commit
@@ -149,7 +149,7 @@ class Gathering:
     def take_memory(self) -> list[Commit]:
         """Return the commits that are not for the journal."""
         first = self._memory[0]
-        if len(self._memory) == 1 and not (first.waiters or first.onces or first.parts):
+        if len(self._memory) == 1 and not (first.waiters or first.numbered or first.parts):
             return []
         commits, self._memory = self._memory, [Commit()]
         return commits

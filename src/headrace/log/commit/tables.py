@@ -21,7 +21,7 @@ from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
-from headrace.log.commit.commit import Once
+from headrace.log.commit.commit import NumberedAppend
 from headrace.log.commit.journal import RECENT_MAX, Recent
 from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
 from headrace.model import Durability, Position
@@ -382,7 +382,7 @@ class Producers:
             dict
         )
 
-    def known(self, once: Once) -> StoredAppend | None:
+    def known(self, once: NumberedAppend) -> StoredAppend | None:
         """Return the answer for a number that was stored or is waiting; None for a new number."""
         key = (once.topic.name, once.producer)
         recent = dict(self._load(key))
@@ -390,13 +390,13 @@ class Producers:
             return None
         return StoredAppend(recent.get(once.number), duplicate=True)
 
-    def is_waiting(self, once: Once) -> bool:
+    def is_waiting(self, once: NumberedAppend) -> bool:
         return once.number in self._waiting.get((once.topic.name, once.producer), {})
 
-    def wait(self, once: Once, done: Callable[[StoredAppend], None]) -> None:
+    def wait(self, once: NumberedAppend, done: Callable[[StoredAppend], None]) -> None:
         self._waiting[once.topic.name, once.producer].setdefault(once.number, []).append(done)
 
-    def stored(self, once: Once, end: int, sequence: int) -> list[Callable[[], None]]:
+    def stored(self, once: NumberedAppend, end: int, sequence: int) -> list[Callable[[], None]]:
         """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
         key = (once.topic.name, once.producer)
         recent = [*self._load(key), (once.number, end)][-RECENT_MAX:]

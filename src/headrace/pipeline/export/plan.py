@@ -1,8 +1,8 @@
 """Plans a batch of an export: from the lake's positions and the state of the topics to parts for tasks.
 
-The lake must never contain a record twice, and never lack a record without a report. So an export continues
-after a jump. It never restarts at the beginning of a topic, unlike a streaming query that may continue after
-data loss.
+The lake must never contain a record twice, and never lack a record without a report. When the log has lost
+records, the topic's offsets jump ahead (`model.JUMP`): an export continues behind the jump and reports the
+loss. It never reads a topic from its beginning again, because that would write records twice.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -24,6 +24,9 @@ from headrace.reader.planning import (
 from headrace.reader.view import LogRange, LogView, TopicState
 
 States = Mapping[str, TopicState]
+
+_LOOKS_LIKE_A_JUMP = JUMP // 2
+"""A difference of ordinals from which on it is a jump: no topic has that many records."""
 
 
 class Begin(NamedTuple):
@@ -89,7 +92,7 @@ def made_anew(states: States, known: Positions) -> set[str]:
         for name, state in states.items()
         if name in known
         and state.end.epoch != known[name].epoch
-        and state.end.ordinal - known[name].ordinal < JUMP // 2
+        and state.end.ordinal - known[name].ordinal < _LOOKS_LIKE_A_JUMP
     }
 
 
@@ -103,7 +106,7 @@ def _go_on(log: LogView, state: TopicState, at: Position, table: str) -> Positio
     # A crash that lost records gives a topic a new epoch and makes it jump ahead. It is still the same log,
     # even if the lake has records that the log has lost. Any other log has no such jump ahead of the lake's
     # end.
-    if state.end.ordinal - at.ordinal < JUMP // 2:
+    if state.end.ordinal - at.ordinal < _LOOKS_LIKE_A_JUMP:
         raise _another_log(state, at, table)
     return log.at_offset(state, at.offset)
 

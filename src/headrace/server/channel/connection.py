@@ -395,26 +395,26 @@ class ChannelConnection(PingedConnection):
 
 def joined_fields(name: str, joined: Joined, *, binary: bool) -> dict[str, Any]:
     """Return the fields of the answer to a `join`."""
-    told: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
-    told |= {"start": joined.start, "end": joined.end}
-    told |= {"cursor": joined.cursor, "number": joined.number}
+    fields: dict[str, Any] = {"channel": name, "epoch": joined.epoch}
+    fields |= {"start": joined.start, "end": joined.end}
+    fields |= {"cursor": joined.cursor, "number": joined.number}
     if joined.lease_ms:
-        told["lease_s"] = joined.lease_ms / 1000
+        fields["lease_s"] = joined.lease_ms / 1000
     if joined.missed is not None:
-        told["missed"] = joined.missed._asdict()
+        fields["missed"] = joined.missed._asdict()
     if joined.snapshot is not None:
-        told["snapshot"] = snapshot_fields(joined.snapshot, binary=binary)
-    return told
+        fields["snapshot"] = snapshot_fields(joined.snapshot, binary=binary)
+    return fields
 
 
 def sent_fields(name: str, number: int, accepted: Accepted) -> dict[str, Any]:
     """Return the fields of the answer to a `send`."""
-    told: dict[str, Any] = {"channel": name, "number": number}
+    fields: dict[str, Any] = {"channel": name, "number": number}
     if accepted.offset is not None:
-        told["offset"] = accepted.offset
+        fields["offset"] = accepted.offset
     if accepted.is_duplicate:
-        told["duplicate"] = True
-    return told
+        fields["duplicate"] = True
+    return fields
 
 
 def snapshot_fields(snapshot: StoredSnapshot, *, binary: bool) -> dict[str, Any]:

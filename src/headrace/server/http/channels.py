@@ -200,14 +200,14 @@ class ChannelsApi:
 
     async def destroy(self, request: Request) -> Response:
         name = await self._named_by_operator(request)
-        told = await self._describe(name)
+        described = await self._describe(name)
 
         def destroy(channel: Channel, done: Callable[[None], None], refuse: _Refuse) -> None:
             channel.destroy(partial(done, None), _unavailable(refuse))
 
         await self._ask(name, destroy)
-        members = len(told["members"])
-        return _json({"channel": name, "messages": told["messages"], "members": members})
+        members = len(described["members"])
+        return _json({"channel": name, "messages": described["messages"], "members": members})
 
     # Helpers
 
@@ -307,19 +307,19 @@ class ChannelsApi:
             self._channels.rest(channel)
 
     async def _existing(self, name: str) -> dict[str, Any]:
-        told = await self._describe(name)
-        if not (told["exists"] or told["members"] or told["snapshot"]):
+        described = await self._describe(name)
+        if not (described["exists"] or described["members"] or described["snapshot"]):
             raise ChannelError("not-found", f"there is no channel {quoted(name)}")
-        return told
+        return described
 
     async def _describe(self, name: str) -> dict[str, Any]:
         snapshot: StoredSnapshot | None = await self._ask(
             name, lambda channel, done, refuse: channel.load_snapshot(done, _unavailable(refuse))
         )
         channel = self._channels.get(name)
-        told = self._channels.report.describe(channel, snapshot, self._channels.clock_ms())
+        described = self._channels.report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
-        return told
+        return described
 
 
 def _is_news(batch: Batch) -> bool:

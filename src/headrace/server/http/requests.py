@@ -121,7 +121,7 @@ class RequestMemory:
         self.bytes_max = bytes_max
         self.bytes = 0
 
-    def hold(self, size: int) -> None:
+    def reserve(self, size: int) -> None:
         """Count `size` more bytes. If that is too much, raise RequestRefusedError and count nothing."""
         if self.bytes + size > self.bytes_max:
             raise RequestRefusedError(
@@ -147,11 +147,11 @@ class HeldRequest:
         self.is_whole = False
 
     def hold_head(self, size: int) -> None:
-        self._memory.hold(size)
+        self._memory.reserve(size)
         self.head_bytes += size
 
     def hold_body(self, size: int) -> None:
-        self._memory.hold(size)
+        self._memory.reserve(size)
         self.body_bytes += size
 
     def release_body(self) -> None:

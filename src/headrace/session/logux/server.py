@@ -1,8 +1,8 @@
 """Server side of one Logux connection, without I/O: the base of all protocols, and the 0.x protocols.
 
-Protocol 5 is in `server5.py`. The 0.x protocols have two dialects, the seed's (0.0) and that of the npm
-packages (0.1). They differ in the form of errors and credentials, and the first message tells the dialect. A
-client's `sync` may have several events; each of ours has one.
+Protocol 5 is in `server5.py`. The 0.x protocols have two dialects, that of the first specification (0.0) and
+that of the npm packages (0.1). They differ in the form of errors and credentials, and the first message tells
+the dialect. A client's `sync` may have several events; each of ours has one.
 
 `synced` is the only acknowledgement. It answers one `sync`, repeats that message's number, and waits until
 the events of this and every earlier `sync` are durable. The numbers in a client's `ping` and `pong` say how

@@ -386,7 +386,7 @@ class Logux5ServerSession(LoguxSession):
 
     def _say(self, action: Event, mark: LogMark | None, finished: str = "") -> None:
         """Send an action of our own, after acknowledging every unit that is ready."""
-        if self._units is not None and (ready := self._units.take()):
+        if self._units is not None and (ready := self._units.take_ready()):
             self._acknowledge(ready)
         self._number += 1
         self.ledger.said(finished)

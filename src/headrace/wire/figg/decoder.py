@@ -123,8 +123,9 @@ CONTROLS_AT_ONCE_MAX = 100
 class ServerDecoder(_Decoder):
     """Decoder for the messages of clients.
 
-    All publishes of one read come last, as one message. Their order relative to an ATTACH does not matter:
-    the answer to ATTACH is the end of the topic on disk, where these publishes are not stored yet.
+    All publishes of one read are one message, after all others except a `Bad`. Their order relative to an
+    ATTACH does not matter: the answer to ATTACH is the end of the topic on disk, where these publishes are
+    not stored yet.
     """
 
     __slots__ = ("unread",)
@@ -205,7 +206,7 @@ class ServerDecoder(_Decoder):
                 if kind == PUBLISH:
                     after = _topic_end(data, body, stop)
                     topic = _publish_topic(data[body:after])
-                    _check_publish(data, after, stop)
+                    _check_payload_field(data, after, stop)
                     seq_num = U64.unpack_from(data, after)[0]
                     batch = records.setdefault(topic, [])
                     append, extend = batch.append, batch.extend
@@ -304,7 +305,7 @@ class ClientDecoder(_Decoder):
                 body = position + _HEADER_BYTES
                 if kind == DATA:
                     after = _topic_end(data, body, stop)
-                    _check_publish(data, after, stop)
+                    _check_payload_field(data, after, stop)
                     messages = [(U64.unpack_from(data, after)[0], data[after + 12 : stop])]
                     out.append(figg.Data(_topic(data[body:after]), messages))
                     if after - body != len(field):
@@ -480,7 +481,7 @@ def _topic_end(data: bytes, at: int, stop: int) -> int:
     return after
 
 
-def _check_publish(data: bytes, after: int, stop: int) -> None:
+def _check_payload_field(data: bytes, after: int, stop: int) -> None:
     """Check the fields behind the topic of a PUBLISH or DATA: a number, a length, and that many bytes."""
     if stop - after < 12:
         raise _BadFrameError("the frame ends before its payload")
@@ -495,6 +496,6 @@ def _check_publish(data: bytes, after: int, stop: int) -> None:
 
 def _only_u64(data: bytes, body: int, stop: int) -> int:
     if stop - body != 8:
-        raise _BadFrameError(f"a payload of {stop - body} bytes where 8 belong")
+        raise _BadFrameError(f"a body of {stop - body} bytes where 8 belong")
     number: int = U64.unpack_from(data, body)[0]
     return number
