@@ -31,6 +31,8 @@ def printable(name: str) -> str:
 
 def one_line(text: str) -> str:
     """Return the text with all characters escaped that could begin a line or move a terminal's cursor."""
+    if text.isprintable():
+        return text
     return "".join(one if one.isprintable() else _escape(one) for one in text)
 
 

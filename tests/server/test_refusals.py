@@ -239,9 +239,12 @@ def test_held_peers_are_bounded_in_total_and_leave_room_for_others() -> None:
     assert list(refusals.held) == [peers[1]]
     assert refusals.delay_close(peers[2], "", Refusal.EMPTY_TOPIC) == 2.0
     few, _, _ = made(connections_max=4)
-    assert [few.hold(Peer(f"1.{n}"), "", Refusal.EMPTY_TOPIC) for n in range(2)] == [1.0, 0.0]
+    assert [few.delay_close(Peer(f"1.{n}"), "", Refusal.EMPTY_TOPIC) for n in range(2)] == [
+        1.0,
+        0.0,
+    ]
     none, _, _ = made(refusal_delay_s=0.0)
-    assert none.hold(Peer(), "", Refusal.EMPTY_TOPIC) == 0.0
+    assert none.delay_close(Peer(), "", Refusal.EMPTY_TOPIC) == 0.0
 
 
 def test_the_log_has_one_line_for_an_address_and_then_sums_up(

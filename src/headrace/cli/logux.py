@@ -135,11 +135,15 @@ def _url(ws: str | None, log: str) -> str:
 
 async def _lines(event: str | None, file: Path | None) -> AsyncIterator[list[bytes]]:
     if event is not None and event != "-":
-        yield [os.fsencode(event)]
+        yield [event.encode(errors="surrogateescape")]
         return
     fd = sys.stdin.fileno() if file is None else open_file(file)
-    async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
-        yield lines
+    try:
+        async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
+            yield lines
+    finally:
+        if file is not None:
+            os.close(fd)
 
 
 async def _add(

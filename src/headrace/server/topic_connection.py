@@ -296,7 +296,7 @@ class WombatConnection(TopicConnection, HeardConnection):
             self._session.heard(now)
             self._move_to_end()
         else:
-            del self.hub.open[self]
+            self.hub.open.pop(self, None)
             reason = f"no PING for {self._shared.limits.silence_s:g} s"
             self.count_refusal(reason)
             self.close(reason, websocket.POLICY_VIOLATION)

@@ -112,9 +112,9 @@ class HeardConnections:
         self.open: dict[HeardConnection, None] = {}
 
     def tick(self, now: float) -> None:
-        for connection in list(self.open):
-            if not connection.tick(now):
-                break
+        """Look at the peers that were silent longest. Each of them then ends or moves to the end."""
+        while self.open and next(iter(self.open)).tick(now):
+            pass
 
 
 class HeardConnection(WebSocketConnection):
@@ -152,6 +152,12 @@ class PingedConnections(HeardConnections):
         self.ping_s = ping_s
         self.timeout_s = timeout_s
         """Time for an answer to the ping."""
+
+    def tick(self, now: float) -> None:
+        # A peer that was pinged stays where it is.
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
 
 
 class PingedConnection(HeardConnection):

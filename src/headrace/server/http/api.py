@@ -178,7 +178,7 @@ async def _answer(request: Request, error: Exception) -> Response:
     elif isinstance(error, errors.ChannelError):
         status, facts = STATUSES[error.code], {"code": error.code, "retry": error.retry}
     else:
-        status = _ERRORS[type(error)]
+        status = next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)
     return JSONResponse({"error": text} | facts, status)
 
 

@@ -228,7 +228,7 @@ def too_long(bytes_max: int, advice: str = "") -> HTTPException:
 
 
 def existing(store: Store, broker: Broker, name: str | None) -> Topic:
-    """Return the topic that a parameter names. Raise an HTTP error that says what is wrong with the name."""
+    """Return the topic that a parameter names. Raise an error that says what is wrong with the name."""
     if name is None:
         raise HTTPException(400, "name the topic")
     check_topic_name(name)
