@@ -53,7 +53,11 @@ class Blocking(Generic[C]):
         return self._client.last_error
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` for the server to have everything, then end: see the asynchronous `close`."""
+        """Wait up to `flush_s` (default `flush_timeout_s`) for the server to have everything, then end.
+
+        Raises UnacknowledgedError if the server does not have all messages by then. With 0 it neither waits
+        nor raises.
+        """
         self._close(lambda: self._client.close(flush_s))
 
     def __enter__(self) -> Self:
@@ -89,7 +93,7 @@ class ClientThread:
         self._client = client
         self._advice = advice
         self._stop = asyncio.Event()
-        self._require_link: Future[None] = Future()
+        self._entered: Future[None] = Future()
         name = f"headrace {client.url}"
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -97,10 +101,10 @@ class ClientThread:
         """Wait until the client is entered; raise the exception of a client that cannot be entered."""
         self._thread.start()
         try:
-            self._require_link.result()
+            self._entered.result()
         except BaseException:
             self.is_closed = True
-            if self._require_link.done():
+            if self._entered.done():
                 self._thread.join()
             else:  # interrupted: the thread ends once the client is entered or has failed
                 self.loop.call_soon_threadsafe(self._stop.set)
@@ -168,8 +172,8 @@ class ClientThread:
         try:
             await self._client
         except BaseException as error:  # raised again in `start`
-            self._require_link.set_exception(error)
+            self._entered.set_exception(error)
             return
-        self._require_link.set_result(None)
+        self._entered.set_result(None)
         await self._stop.wait()
         await self._client.close(flush_s=0)

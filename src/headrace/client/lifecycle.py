@@ -47,7 +47,7 @@ class Lifecycle(Generic[E]):
         self._final_error: ClientError | None = None
         """Error that ended the client for good; None before its end."""
         self._refusal: RefusedError | None = None
-        """Reason why the client does not connect again. Subclasses set it; calls without a connection work."""
+        """Reason why the client does not connect again, set by subclasses. Other calls still work."""
         # Set and cleared in one step: this wakes all waiting tasks, which then check their condition again.
         self._changes = asyncio.Event()
 

@@ -74,7 +74,7 @@ class Layout:
             disk.make_directory(self.root, 0o750)
             shared = (self.segments / f"{number:02x}" for number in range(SEGMENT_DIRECTORIES))
             wanted = (self.journal, self.staged, *shared)
-            missing = [path for path in wanted if not path.exists()]
+            missing = [path for path in wanted if not path.is_dir()]
             for path in missing:
                 disk.make_directory(path)
             if missing:

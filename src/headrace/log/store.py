@@ -441,6 +441,7 @@ def add_in_portions(
 
     def decoded(result: T | BaseException) -> None:
         if isinstance(result, BaseException):
+            rest.clear()
             done(result)
         else:
             add(result, following)

@@ -208,7 +208,7 @@ class WombatServerSession(TopicSession):
         command = command or self._only_new(message, numbers, units, now)
         if command is not None:
             units.add(command.unit)
-            # Publishes come first, so that a refusal of another message in this read does not lose them.
+            # The session moves publishes to the front: a refused message in this read must not lose them.
             commands.insert(0, command)
 
     def _forget(self, now: float) -> None:

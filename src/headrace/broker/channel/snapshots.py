@@ -6,6 +6,7 @@ its channel is in memory, so that the next one only needs the messages since the
 """
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -272,7 +273,8 @@ class RecentStates:
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._states: dict[Channel, StoredSnapshot] = {}
+        # A dict searches for its first key over all keys that were removed before it.
+        self._states: OrderedDict[Channel, StoredSnapshot] = OrderedDict()
 
     def get(self, channel: Channel) -> StoredSnapshot | None:
         return self._states.get(channel)

@@ -6,7 +6,6 @@ block it.
 
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import suppress
 from typing import Any, Literal, Unpack, overload
 
 from headrace.client.blocking import Blocking
@@ -69,9 +68,14 @@ class BlockingChannel(Blocking[ChannelClient]):
 
     def messages(self, timeout_s: float | None = None) -> Iterator[ChannelMessage]:
         """Iterate over messages until none arrives for `timeout_s`, or the channel is closed."""
-        with suppress(TimeoutError):
-            while (message := self.take(timeout_s)) is not None:
-                yield message
+        while True:
+            try:
+                message = self.take(timeout_s)
+            except TimeoutError:
+                return
+            if message is None:
+                return
+            yield message
 
     def take(self, timeout_s: float | None = None) -> ChannelMessage | None:
         """Return the next message, or None if the channel is closed; raise TimeoutError after `timeout_s`."""

@@ -201,7 +201,10 @@ class BlockingClient(Blocking[Client]):
         return self._client.on(event, handler)
 
     def close(self, flush_s: float | None = None) -> None:
-        """Wait up to `flush_s` for acknowledgements, then disconnect: see `Client.close`."""
+        """Wait up to `flush_s` (default `flush_timeout_s`) for acknowledgements, then disconnect.
+
+        Raises UnacknowledgedError for publishes without one. With 0 it neither waits nor raises.
+        """
         flush_s = self._client.options.flush_timeout_s if flush_s is None else flush_s
         try:
             if flush_s > 0 and not self._thread.is_closed:

@@ -175,8 +175,10 @@ class ApplierProcess:
             self._loop.remove_reader(self._socket.fileno())
             self._ended()
             return
-        *answers, self._buffer = (self._buffer + data).split(b"\n")
-        for answer in answers:
+        self._buffer += data
+        while b"\n" in self._buffer:
+            # An answer leaves the buffer alone: if its handling fails, the next read handles the others.
+            answer, _, self._buffer = self._buffer.partition(b"\n")
             self._handle(msgspec.json.decode(answer, type=Answer))
 
     def _ended(self) -> None:

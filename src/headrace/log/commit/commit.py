@@ -5,7 +5,6 @@ Elsewhere: gathering requests into commits (`queue.py`), and writing the entries
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain
 from typing import Any, NamedTuple
 
 import msgspec
@@ -172,19 +171,22 @@ class Encoder:
         if commit.parts:
             self._parts(commit.parts, entries, appended)
         for once in commit.numbered:
-            self._once(once, entries, appended)
+            self._append_numbered(once, entries, appended)
         self._controls(commit, number, entries, appended)
         if number:
             self._note_names(commit, entries)
-        sync = self._needs_sync(commit, appended)
+        sync = bool(number) and self._needs_sync(commit, appended)
         return Encoded(commit, entries, appended, self._created, sync, now_ms)
 
     def _needs_sync(self, commit: Commit, appended: list[Appended]) -> bool:
         if self._created or commit.destroyed or commit.decisions or commit.cursors:
             return True
-        appended_to, trimmed = (one.topic for one in appended), (one.topic for one in commit.trims)
-        topics = chain(appended_to, trimmed, commit.changed)
-        return any(topic.durability is Durability.SYNCED for topic in topics)
+        synced = Durability.SYNCED
+        return (
+            any(one.topic.durability is synced for one in appended)
+            or any(one.topic.durability is synced for one in commit.trims)
+            or any(topic.durability is synced for topic in commit.changed)
+        )
 
     def _controls(
         self, commit: Commit, number: int, entries: list[bytes], appended: list[Appended]
@@ -323,7 +325,9 @@ class Encoder:
             ms, records = self._time(topic), BlockRecords(blocks)
             appended.append(Appended(topic, offsets[0], end, ordinals[0], ms, records, encoded))
 
-    def _once(self, once: NumberedAppend, entries: list[bytes], appended: list[Appended]) -> None:
+    def _append_numbered(
+        self, once: NumberedAppend, entries: list[bytes], appended: list[Appended]
+    ) -> None:
         topic, records, name, number = once
         if topic.id == 0:
             entries.append(self._create(topic))

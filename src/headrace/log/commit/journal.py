@@ -451,7 +451,7 @@ class Ring:
     def close(self) -> None:
         if self.current is not None:
             self.current.close()
-        self.current = None
+        self.current, self._last = None, 0
 
 
 def encode_headers(header: JournalHeader) -> bytes:

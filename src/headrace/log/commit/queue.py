@@ -49,7 +49,7 @@ class Gathering:
         for topic in batches:
             if topic.durability is Durability.MEMORY:
                 memory = {
-                    one: batches[one] for one in batches if one.durability is topic.durability
+                    one: batches[one] for one in batches if one.durability is Durability.MEMORY
                 }
                 batches = {one: batches[one] for one in batches if one not in memory}
                 done = countdown(2, done) if batches else done

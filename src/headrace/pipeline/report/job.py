@@ -108,7 +108,7 @@ def report(given: ReportArguments) -> ReportSummary:
         data_dir=given.data_dir,
         task_bytes=_TASK_BYTES,
     )
-    out, json, lake = Path(given.out), Path(given.json), str(given.lake)
+    out, json, lake = Path(given.out), Path(given.json or ""), str(given.lake)
     if given.json and json.absolute() == out.absolute():
         raise OptionError("the page and the JSON cannot be the same file: name two files")
     paths = [out, json] if given.json else [out]

@@ -139,7 +139,7 @@ class ChannelEvents:
             template = one.shown.template
             if template is None:
                 return
-            head = websocket.head(len(template % (0, 0)), websocket.TEXT)
+            head = websocket.head(_filled_length(template), websocket.TEXT)
             frames += (head.replace(b"%", b"%%"), template)
             self._filled += (int(one.shown.ms), int(one.shown.time))
         self._frames = b"".join(frames)
@@ -163,7 +163,8 @@ def _channel_of(envelope: Envelope) -> str | None:
     return event.channel
 
 
-_BLANK = b"%15d"
+_BLANK_WIDTH = 15
+_BLANK = b"%%%dd" % _BLANK_WIDTH
 """Blank for a number. Spaces pad the number on the left, which JSON allows."""
 _BLANK_MAX = 10**13
 """Limit of times in a template: minus a base below the same limit, a time fits into a blank with its sign."""
@@ -211,6 +212,11 @@ class Shown:
             return None
         head, middle, tail = (part.replace(b"%", b"%%") for part in self._parts)
         return b"".join((head, _BLANK, middle, _BLANK, tail))
+
+
+def _filled_length(template: bytes) -> int:
+    """Return the length of a template when its blanks are filled."""
+    return len(template) - template.count(b"%%") + 2 * (_BLANK_WIDTH - len(_BLANK))
 
 
 def _number(text: str) -> Number:

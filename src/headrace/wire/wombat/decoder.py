@@ -99,8 +99,9 @@ class _BadMessageError(Exception):
 class ServerDecoder:
     """Decoder for the messages of clients.
 
-    All publishes of one read come last, as one message. Their order relative to an ATTACH does not matter:
-    the answer to ATTACH is the end of the topic on disk, where these publishes are not stored yet.
+    All publishes of one read are one message, after all others except a `Bad`. Their order relative to an
+    ATTACH does not matter: the answer to ATTACH is the end of the topic on disk, where these publishes are
+    not stored yet.
     """
 
     __slots__ = ("closed",)
