@@ -347,7 +347,7 @@ def _old_rules(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
     return [
         rule
         for rule in rules
-        if rule.prefix.startswith(tuple(OLD_PREFIXES)) and f"${rule.prefix}" not in prefixes
+        if rule.prefix.startswith(OLD_PREFIXES) and f"${rule.prefix}" not in prefixes
     ]
 
 
@@ -364,7 +364,7 @@ def old_names(config: Config) -> list[str]:
         "write that"
         for token in config.access.token
         for grant in token.grants or ()
-        if grant.startswith(tuple(OLD_PREFIXES))
+        if grant.startswith(OLD_PREFIXES)
     ]
     return rules + grants
 

@@ -52,7 +52,7 @@ from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.topic_connection import FiggConnection, WombatConnection
-from headrace.server.websocket import HeardConnections
+from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -193,8 +193,10 @@ class Server:
             connections, channels, config.channels, Credentials(self._tokens, of="channels")
         )
         routes: dict[str, Route] = {
-            wombat.PATH: {wombat.PATH: partial(WombatConnection, self._wombats)}.get,
-            channel.PATH: {channel.PATH: partial(ChannelConnection, self._channel_connections)}.get,
+            wombat.PATH: _only(wombat.PATH, partial(WombatConnection, self._wombats)),
+            channel.PATH: _only(
+                channel.PATH, partial(ChannelConnection, self._channel_connections)
+            ),
             f"{logux.PATH}/LOG": self._logux.route,
         }
         door = self._door = Door(connections, routes, config.listen.origins)
@@ -371,6 +373,11 @@ class Server:
                     self._store.sync_written()
         except Exception as error:
             self._fail(f"internal error in the periodic work: {described(error)}")
+
+
+def _only(path: str, make: Callable[[], WebSocketConnection]) -> Route:
+    """Return the route of a single path."""
+    return lambda asked: make if asked == path else None
 
 
 def _raise_file_limit() -> None:

@@ -445,7 +445,7 @@ class Sends:
         return self._settle(item)
 
     def refused(self, number: int, retry_s: float | None) -> int | None:
-        """Note that the server refuses a message. Returns its ticket if there is no retry.
+        """Note that the server refuses a message. Return its ticket if it is given up.
 
         Then its number is free for another message.
         """
