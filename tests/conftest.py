@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import httpx
@@ -14,7 +15,13 @@ import pytest
 from hypothesis import settings
 
 from headrace.testing import ServerProcess
-from tests.tools import EXAMPLES
+from tests import forked
+from tests.tools import EXAMPLES, TORTURE
+
+if not TORTURE:
+    forked.install()
+
+executed = forked.executed
 
 settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")
@@ -23,9 +30,11 @@ settings.load_profile("tests")
 # the usual size.
 # Raw Wombat clients send no PINGs. The limit on silence is long so that a busy machine does not lose them in
 # the middle of a test.
+# The wall clock of a virtual machine that was paused steps by minutes. Only larger steps are jumps in tests.
 ServerProcess.environment = {
     "HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml")),
     "HEADRACE_LIMITS_SILENCE_S": "60",
+    "HEADRACE_CLOCK_JUMP_S": "3600",
 }
 
 # Requests of tests may take longer than the 5 s of httpx, and httpx offers no other global setting.
@@ -64,25 +73,28 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Keep the tests of a file in one process, and all tests that share the Spark session too.
+    """Keep the tests of a file in one process, and all tests that share a Spark session or an S3 server too.
 
-    Tests of a file share servers. A JVM and its tasks fill a machine.
+    Tests of a file share servers. A JVM and its tasks fill a machine, and an S3 server is busy even without
+    requests.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduling(LoadScopeScheduling):
         def _split_scope(self, nodeid):
-            file = nodeid.partition("::")[0]
-            return "spark" if _shares_the_session(file) else file
+            return _shared_by(nodeid.partition("::")[0])
 
     return Scheduling(config, log)
 
 
 @cache
-def _shares_the_session(file: str) -> bool:
-    if file.startswith("tests/spark/"):
-        return file != "tests/spark/test_cluster.py"  # that file starts its own Spark
-    return file.startswith("tests/pipeline/") and "shared_spark" in Path(file).read_text()
+def _shared_by(file: str) -> str:
+    """Return a name that is the same for all files whose tests run in one process."""
+    if file.startswith("tests/spark/") and file != "tests/spark/test_cluster.py":  # starts its own
+        return "spark"
+    if file.startswith("tests/pipeline/") and "shared_spark" in Path(file).read_text():
+        return "spark"
+    return "s3" if file.startswith(("tests/pipeline/objects/", "tests/lake/")) else file
 
 
 @pytest.fixture(scope="session")
@@ -95,6 +107,37 @@ def shared_spark() -> Iterator[Any]:
     made = session("tests", master="local[2]", settings=SETTINGS)
     yield made
     made.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[Any]:
+    """Return the S3 server that all tests of this process share; a test that kills one makes its own."""
+    from tests.fakes.s3_server import S3Server
+
+    with (
+        TemporaryDirectory(prefix="headrace-s3-") as directory,
+        S3Server(Path(directory, "server")) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def bucket(s3_server: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a new, empty bucket of the S3 server."""
+    from tests.fakes.s3_server import forget_credentials
+
+    forget_credentials(monkeypatch)
+    made = s3_server.bucket()
+    yield made
+    s3_server.remove(made)
+
+
+@pytest.fixture
+def s3_proxy(s3_server: Any) -> Iterator[Any]:
+    from tests.fakes.s3_proxy import S3Proxy
+
+    with S3Proxy(s3_server.endpoint) as proxy:
+        yield proxy
 
 
 @pytest.fixture

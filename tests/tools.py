@@ -7,7 +7,8 @@ import functools
 import os
 import shutil
 import subprocess
-from typing import NoReturn
+from collections.abc import Iterable, Sequence
+from typing import Any, NoReturn, TypeVar
 
 import pytest
 
@@ -21,6 +22,23 @@ EXAMPLES = 200 if TORTURE else 25
 """Number of examples with which hypothesis tries to refute a property, unless a test says otherwise."""
 
 NODE_MAJOR_MIN = 20
+
+
+T = TypeVar("T")
+
+
+def sampled(cases: Sequence[T], every: int, first: int = 0) -> Sequence[T]:
+    """Return one of `every` cases in a usual run, from number `first` on, and all of them in `make torture`.
+
+    Use a prime number for `every`: cases often repeat with a small period.
+    """
+    return cases if TORTURE else cases[first::every]
+
+
+def usually(some: Sequence[tuple[Any, ...]], of_all: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return combinations for `parametrize`: those of a usual run, and all others, which take long."""
+    rest = (one for one in of_all if one not in some)
+    return [*some, *(pytest.param(*one, marks=takes_long) for one in rest)]
 
 
 def without(reason: str) -> NoReturn:

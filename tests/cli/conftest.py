@@ -1,7 +1,6 @@
 """A real server that the command line's tests share; every test uses its own topics."""
 
 import itertools
-import signal
 import subprocess
 import sys
 
@@ -40,8 +39,6 @@ def spawn(tmp_path, environment, at):
             [sys.executable, "-m", "headrace", *map(str, args)],
             cwd=tmp_path,
             env=environment(**at),
-            # Tests that run in the background have SIGINT ignored, and child processes would inherit that.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | options,
         )
         running.append(process)

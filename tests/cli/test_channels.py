@@ -148,6 +148,7 @@ def test_more_channels_than_one_page_are_all_listed(run, api):
 def test_control_characters_cannot_reach_the_terminal(run, api, name):
     name = f"{name}\x1b[31m"
     api.join(name, "a")
+    api.send(name, "a", 1)  # only a channel with a log can be kept
     for args in (["--prefix", name], ["explain", name], ["keep", name]):
         done = run(*args)
         assert "\x1b" not in done.stdout + done.stderr

@@ -9,6 +9,7 @@ import tomllib
 import pytest
 
 from headrace import __version__
+from tests.tools import takes_long
 
 NOBODY = "127.0.0.1:1"
 """An address where nothing listens."""
@@ -129,8 +130,19 @@ def test_a_failure_is_exit_code_1(headrace, args, text):
     assert_one_line(headrace(*args), 1, text)
 
 
-@pytest.mark.parametrize("redirection", ["<&-", ">&-", "<&- >&-"])
-@pytest.mark.parametrize("command", ["publish t", "subscribe t", "topics", "delete t", "config"])
+CLOSED = ["<&-", ">&-", "<&- >&-"]
+
+
+@pytest.mark.parametrize(
+    ("command", "redirection"),
+    [
+        pytest.param(command, closed, marks=[] if closed == CLOSED[number % 3] else takes_long)
+        for number, command in enumerate(
+            ["publish t", "subscribe t", "topics", "delete t", "config"]
+        )
+        for closed in CLOSED
+    ],
+)
 def test_a_closed_standard_stream_is_no_fault_of_our_own(command, redirection):
     there = f"HEADRACE_URL=figg://{NOBODY} HEADRACE_HTTP={NOBODY}"
     wait = " --timeout 0.1" if command in ("publish t", "subscribe t") else ""
@@ -144,6 +156,13 @@ def test_a_closed_standard_stream_is_no_fault_of_our_own(command, redirection):
     )
     assert "fault" not in done.stderr
     assert done.stderr.count("\n") == (0 if command == "config" else 1)
+
+
+@pytest.mark.usefixtures("executed")
+@pytest.mark.parametrize(("args", "code"), [(["publish"], 2), (["topics", "--http", NOBODY], 1)])
+def test_an_executed_command_fails_like_a_forked_one(headrace, args, code):
+    """Tests fork most commands: see `tests/forked.py`."""
+    assert_one_line(headrace(*args), code, "")
 
 
 def test_debug_shows_the_traceback_wherever_it_stands(headrace):
@@ -190,6 +209,7 @@ def test_every_help_has_an_example(headrace, command):
     )
 
 
+@pytest.mark.usefixtures("executed")
 def test_the_version(headrace):
     assert headrace("--version").stdout == f"headrace {__version__}\n"
     assert headrace("-V").stdout == f"headrace {__version__}\n"

@@ -100,7 +100,7 @@ def test_a_jump_is_followed_when_an_operator_says_so(server: ClockedServer, by_s
     told = get_json(server, "/healthz")
     assert told["status"] == "ok"
     assert f"3.0 days {'ahead' if by_s > 0 else 'behind'}" in told["clock"]
-    assert abs(metrics(server)["headrace_clock_jump_seconds"] - by_s) <= 60
+    assert abs(metrics(server)["headrace_clock_jump_seconds"] - by_s) <= 3600
     publish(server, b"after")
     wait_retention(server, 2)
     assert is_kept(server, "before")

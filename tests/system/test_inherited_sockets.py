@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -59,14 +59,22 @@ def test_a_request_over_a_restart_is_answered(server: ServerProcess) -> None:
     assert answers == [{"status": "ok"}]
 
 
+def opened_by(pid: str) -> set[str]:
+    """Return what a process has open, except for what it closes during the call."""
+    opened = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):
+            opened.add(os.readlink(descriptor))
+    return opened
+
+
 def test_child_processes_inherit_nothing(server: ServerProcess) -> None:
     ours = {os.readlink(f"/proc/{server.pid}/fd/{number}") for number in (3, 4, 5)}
     assert all(name.startswith("socket:") for name in ours)
     children = Path(f"/proc/{server.pid}/task/{server.pid}/children").read_text().split()
     assert children, "the applier runs"
     for child in children:
-        theirs = {os.readlink(path) for path in Path(f"/proc/{child}/fd").iterdir()}
-        assert not theirs & ours
+        assert not opened_by(child) & ours
         assert b"LISTEN_" not in Path(f"/proc/{child}/environ").read_bytes()
 
 

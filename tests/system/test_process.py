@@ -34,6 +34,7 @@ def read_all(server: ServerProcess, topic: bytes) -> list[tuple[int, bytes]]:
         return records
 
 
+@pytest.mark.usefixtures("executed")
 def test_one_line_on_standard_output_says_what_is_open(start: Start, tmp_path: Path) -> None:
     server = start("--ws=127.0.0.1:0")
     address = r"127\.0\.0\.1:\d+"
@@ -55,6 +56,7 @@ def test_port_0_takes_free_ports_that_answer(start: Start, tmp_path: Path) -> No
         assert get_json(server, "/healthz") == {"status": "ok"}
 
 
+@pytest.mark.usefixtures("executed")
 def test_sigterm_ends_an_idle_server_with_exit_code_0(start: Start) -> None:
     server = start()
     with Wire(server.figg) as wire:
@@ -65,6 +67,7 @@ def test_sigterm_ends_an_idle_server_with_exit_code_0(start: Start) -> None:
     assert "Traceback" not in server.stderr
 
 
+@pytest.mark.usefixtures("executed")
 def test_sigint_ends_it_as_well(start: Start) -> None:
     server = start()
     server.signal(signal.SIGINT)

@@ -127,7 +127,7 @@ async def test_a_subscription_that_ends_waits_for_no_lake() -> None:
 def test_a_directory_without_a_lake_is_refused(tmp_path) -> None:
     with pytest.raises(ConfigError, match="there is no table in it"):
         open_lake(tmp_path)
-    with pytest.raises(ConfigError, match="there is no such directory"):
+    with pytest.raises(ConfigError, match="it does not exist"):
         open_lake(tmp_path / "none")
     (tmp_path / "notes.txt").write_text("x")
     with pytest.raises(ConfigError, match="holds something else than a lake of Headrace"):

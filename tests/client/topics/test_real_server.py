@@ -212,7 +212,7 @@ async def test_a_killed_server_costs_time_and_nothing_else(tmp_path: Path, proto
         received: list[Message] = []
         missed: list[Missed] = []
         enough = asyncio.Event()
-        total = 6000
+        total = 3000
 
         def note(payload: bytes, done: "asyncio.Future[None]") -> None:
             if done.exception() is None:

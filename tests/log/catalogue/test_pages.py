@@ -28,20 +28,20 @@ def catalogue(tmp_path):
     big = 1 << 40
     with made.transaction():
         made.put(
-            [TopicRow(n, b"topic %d" % n, big, b"synced", 0, 0, n, 0, big) for n in range(1, 300)]
+            [TopicRow(n, b"topic %d" % n, big, b"synced", 0, 0, n, 0, big) for n in range(1, 120)]
         )
-        made.put([SegmentRow(n, n * 100, big, 1, 0, 1, -1, 0) for n in range(300)])
-        made.put([TombstoneRow(b"gone %d" % n, 1, 2, 3, 4) for n in range(200)])
-        made.put([CursorRow(b"topic %d" % n, b"reader", n, n, n, n) for n in range(300)])
-        made.put([ProducerRow(b"topic", b"p%d" % n, n, b"recent", n) for n in range(300)])
+        made.put([SegmentRow(n, n * 100, big, 1, 0, 1, -1, 0) for n in range(120)])
+        made.put([TombstoneRow(b"gone %d" % n, 1, 2, 3, 4) for n in range(120)])
+        made.put([CursorRow(b"topic %d" % n, b"reader", n, n, n, n) for n in range(120)])
+        made.put([ProducerRow(b"topic", b"p%d" % n, n, b"recent", n) for n in range(120)])
         made.put([BatchRow(b"producer", n, b"files", 1, 0, 0, n) for n in range(100)])
-        made.put([NoteRow(b"note %d" % n, chance.randbytes(n * 40), 0, n) for n in range(300)])
-        made.put([NoteRow(b"a long note", chance.randbytes(1 << 18), 5, 6)])
+        made.put([NoteRow(b"note %d" % n, chance.randbytes(n * 300), 0, n) for n in range(40)])
+        made.put([NoteRow(b"a long note", chance.randbytes(1 << 16), 5, 6)])
     with made.transaction():
         made.put(
-            [CursorRow(b"topic %d" % n, b"reader", n, n + 1, n, n + 1) for n in range(0, 300, 3)]
+            [CursorRow(b"topic %d" % n, b"reader", n, n + 1, n, n + 1) for n in range(0, 120, 3)]
         )
-        made.drop_notes([b"note %d" % n for n in range(0, 300, 4)])
+        made.drop_notes([b"note %d" % n for n in range(0, 40, 4)])
     yield made
     made.close()
 

@@ -16,7 +16,7 @@ from tests.log.damage_matrix.damages import UNITS, WHOLE, Damage, damages
 from tests.log.damage_matrix.judge import judge
 from tests.log.damage_matrix.unreadable import build, judge_unreadable
 from tests.log.damage_matrix.worlds import BLOCK_BYTES, WORLDS, Builder, World
-from tests.tools import takes_long, tool
+from tests.tools import sampled, takes_long, tool
 
 FAULTS_SHOWN_MAX = 30
 
@@ -216,7 +216,7 @@ def test_a_frame_forged_inside_a_payload_is_never_believed(tmp_path, first):
         for position in range(frame.begin // unit * unit, place.end, unit)
         for what in ("zeros", "garbage")
     ]
-    check_all(world, bad, tmp_path / "copy")
+    check_all(world, sampled(bad, 3), tmp_path / "copy")
 
 
 # Unreadable blocks

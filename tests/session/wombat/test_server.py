@@ -5,7 +5,7 @@ import pytest
 
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal
-from headrace.session.server import AttachCommand, Close, DetachCommand, Publish
+from headrace.session.server import REPEATS_MAX, AttachCommand, Close, DetachCommand, Publish
 from headrace.session.wombat import REMEMBERED_BYTES_MAX, REMEMBERED_S, WombatServerSession
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder
@@ -321,14 +321,14 @@ def test_a_discarded_unit_is_never_acknowledged() -> None:
 
 
 def test_publishes_that_come_again_and_again_cost_a_bounded_amount() -> None:
-    session = made()
-    commands = [published(session, publishes(0, topic=f"t{number}")) for number in range(3000)]
-    for number in range(3000):
+    session, count = made(), REPEATS_MAX + 100
+    commands = [published(session, publishes(0, topic=f"t{number}")) for number in range(count)]
+    for number in range(count):
         assert session.receive_messages(publishes(0, topic=f"t{number}"), 2.0) == []
         assert acks(session) == [], "still under way"
     for command in commands:
         session.stored(command.unit)
-    assert len(acks(session)) == 3000
+    assert len(acks(session)) == count
     assert session.finished
     units = session._units
     assert units is not None and not units.size and not units._repeats

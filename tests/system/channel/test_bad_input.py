@@ -17,6 +17,7 @@ from websockets.sync.client import ClientConnection, connect
 from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import Start
 from tests.system.support import resident_bytes
+from tests.tools import sampled
 
 WAIT_S = 30
 MIB = 1 << 20
@@ -253,8 +254,11 @@ def unreadable(name: str, *, binary: bool) -> list[str | bytes]:
 def bad_messages(kind: str, name: str, peer: Peer) -> list[str | bytes]:
     if kind == "unreadable":
         return unreadable(name, binary=peer.binary)
-    values = no_messages() if kind == "no messages" else wrong_fields(name)
-    return [peer.write(value) for value in values]
+    if kind == "no messages":
+        return [peer.write(value) for value in no_messages()]
+    # In a usual run, each encoding has half of them.
+    wrong = sampled(list(wrong_fields(name)), 2, int(peer.binary))
+    return [peer.write(value) for value in wrong]
 
 
 @pytest.mark.parametrize("kind", ["unreadable", "no messages", "wrong fields"])
@@ -685,6 +689,12 @@ def present(server: ServerProcess, name: str) -> int:
     return sum(one["present"] for one in told["members"]) if told is not None else 0
 
 
+def is_member(server: ServerProcess, name: str, processor: str) -> bool:
+    """True also for a member that is away: on a busy machine, a peer may be given up at any moment."""
+    told = facts(server, name)
+    return told is not None and any(one["processor"] == processor for one in told["members"])
+
+
 def is_present(server: ServerProcess, name: str, processor: str) -> bool:
     told = facts(server, name)
     members = told["members"] if told is not None else []
@@ -701,7 +711,7 @@ def test_peers_that_never_read_cost_little_and_are_given_up(start: Start) -> Non
         for number, peer in enumerate(deaf):
             peer.say("hello", processor=f"deaf{number}")
             peer.say("join", channel="c", receive="push" if number % 2 else "signal")
-            wait_until(lambda number=number: is_present(server, "c", f"deaf{number}"))  # type: ignore[misc]
+            wait_until(lambda number=number: is_member(server, "c", f"deaf{number}"))  # type: ignore[misc]
         before = resident_bytes(server.pid)
         got = 0
         for block in range(40):

@@ -16,8 +16,9 @@ from hypothesis import HealthCheck, Phase, given, settings
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.openapi import description
 from headrace.testing import ServerProcess
+from tests.tools import TORTURE
 
-EXAMPLES = 21
+EXAMPLES = 21 if TORTURE else 9
 """Number of requests to each endpoint in each of the three ways."""
 
 TIMEOUT_S = 30
