@@ -14,6 +14,7 @@ WORKERS ?= 3
 help:
 	@echo "make run      start a server on loopback (ARGS='--durability written' passes flags on)"
 	@echo "make demo     from nothing to a picture: a live stream, a killed server, a lake, a report, an audit"
+	@echo "              (ARGS='--s3' puts the lake into an S3 server)"
 	@echo "make test     run every test but the longest (ARGS='-k figg' passes flags on)"
 	@echo "make setup    only make the virtual environment, and install what tests need where it may"
 	@echo "make style    check format and lint        make types    check types"

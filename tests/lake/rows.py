@@ -9,11 +9,13 @@ import pyarrow as pa
 
 from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
 from headrace.lake.format import SCHEMA, Shape
+from headrace.lake.storage.storage import Storage, storage_of
 from headrace.log.records import pack_record
 
 DAY_MS = 86_400_000
 NOON_MS = 20_000 * DAY_MS + DAY_MS // 2  # 2024-10-04
 _numbers = itertools.count()
+_tokens = itertools.count(1)
 
 
 def rows(
@@ -44,11 +46,19 @@ def rows(
     return RecordRows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
 
 
+def token() -> int:
+    """Return the token of another commit."""
+    return next(_tokens)
+
+
 def write(
-    lake: Path, *some: RecordRows, by_topic: bool = False, layout: FileLayout | None = None
+    lake: Path | Storage,
+    *some: RecordRows,
+    by_topic: bool = False,
+    layout: FileLayout | None = None,
 ) -> list[WrittenFile]:
     name = f"{next(_numbers):08}-{0:012x}-0000"
-    writer = Writer(lake, name, Shape(by_topic), layout or FileLayout())
+    writer = Writer(storage_of(lake), name, Shape(by_topic), layout or FileLayout())
     for one in some:
         writer.add(one)
     return writer.finish()

@@ -2,20 +2,20 @@
 
 import pytest
 
-from headrace.lake.files import writing
-from headrace.lake.files.writing import replace
+from headrace.lake.storage import directory
+from headrace.lake.storage.directory import replace
 
 
 def test_two_may_replace_a_file_at_the_same_time(tmp_path, monkeypatch):
     path = tmp_path / "file.text"
-    sync, meddling = writing.sync, [lambda: replace(path, b"theirs")]
+    sync, meddling = directory.sync, [lambda: replace(path, b"theirs")]
 
     def meddled(path):
         if meddling:
             meddling.pop()()
         sync(path)
 
-    monkeypatch.setattr(writing, "sync", meddled)
+    monkeypatch.setattr(directory, "sync", meddled)
     replace(path, b"ours")
     assert path.read_bytes() == b"ours"
     assert list(tmp_path.iterdir()) == [path]
@@ -28,7 +28,7 @@ def test_one_that_fails_leaves_the_old_content_and_nothing_else(tmp_path, monkey
     def fail(path):
         raise OSError("the disk is full")
 
-    monkeypatch.setattr(writing, "sync", fail)
+    monkeypatch.setattr(directory, "sync", fail)
     with pytest.raises(OSError, match="the disk is full"):
         replace(path, b"new")
     assert path.read_bytes() == b"old"

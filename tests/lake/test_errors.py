@@ -9,21 +9,21 @@ from headrace.lake.files.writing import SortedFile
 from headrace.lake.format import DamagedTableError, LakeError, Shape, in_a_sentence, plain
 from headrace.lake.formats import parquet as registry
 from headrace.lake.states import StatesWriter
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import make_table, open_table
 from tests.lake.others import KINDS
-from tests.lake.rows import rows
+from tests.lake.rows import rows, token
 from tests.lake.test_table import APP, batch, three_batches
 
 TIMES = 40
 
 
 def use(path):
-    lake = open_table(path)
+    lake = open_table(storage_of(path))
     assert lake.shape is not None
-    for asked in (lake.files, lake.all_notes, lake.sync):
+    for asked in (lake.files, lake.sync):
         asked()
     lake.last(APP)
-    lake.notes(1)
     lake.files_of("a", 5)
     lake.sweep(0, dry_run=True)
     return lake.id
@@ -31,7 +31,7 @@ def use(path):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_any_damage_of_a_table_is_one_sentence(tmp_path, kind):
-    three_batches(make_table(tmp_path, kind, Shape()))
+    three_batches(make_table(storage_of(tmp_path), kind, Shape()))
     use(tmp_path)
     chance = random.Random(kind)
     files = [
@@ -57,7 +57,7 @@ def test_any_damage_of_a_table_is_one_sentence(tmp_path, kind):
 
 
 def test_damaged_values_of_a_sound_database_are_too(tmp_path):
-    lake = make_table(tmp_path, "parquet", Shape())
+    lake = make_table(storage_of(tmp_path), "parquet", Shape())
     three_batches(lake)
     path = tmp_path / "_headrace" / "files.db"
     whole = path.read_bytes()
@@ -65,9 +65,8 @@ def test_damaged_values_of_a_sound_database_are_too(tmp_path):
         "delete from lake",
         "update lake set format = 'x'",
         "update lake set decoded = 'no type at all'",
-        "update batches set notes = '{'",
-        "update batches set notes = '[]'",
-        "update batches set notes = null",
+        "update numbers set last = '{'",
+        "update numbers set last = x'ff'",
         "update numbers set last = 'x'",
         "update files set bytes = 'x'",
         "update files set path = x'00' where rowid = 1",
@@ -84,7 +83,7 @@ def test_damaged_values_of_a_sound_database_are_too(tmp_path):
 
 
 def test_a_full_disk_is_no_damage(tmp_path, monkeypatch):
-    lake = make_table(tmp_path, "parquet", Shape())
+    lake = make_table(storage_of(tmp_path), "parquet", Shape())
     connect = sqlite3.connect
 
     def small(*given, **more):
@@ -92,31 +91,32 @@ def test_a_full_disk_is_no_damage(tmp_path, monkeypatch):
         database.execute("pragma max_page_count = 1")
         return database
 
-    notes = {"long": "x" * 10_000}
+    long = "x" * 10_000
     with monkeypatch.context() as patch:
         patch.setattr(registry.sqlite3, "connect", small)
         with pytest.raises(LakeError) as full:
-            lake.commit(APP, 0, batch(lake, 0), notes)
+            lake.commit(long, 0, batch(lake, 0), token())
     assert str(full.value) == (
         f"{tmp_path / '_headrace' / 'files.db'} cannot be written to: database or disk is full"
     )
-    assert lake.commit(APP, 0, batch(lake, 0), notes)
+    assert lake.commit(long, 0, batch(lake, 0), token())
     with (
         pytest.raises(LakeError, match="_delta_log cannot be written to: No space left"),
-        in_a_sentence(tmp_path, "_delta_log"),
+        in_a_sentence(storage_of(tmp_path), "_delta_log"),
     ):
         raise ValueError("No space left on device (os error 28)")
 
 
 def write_rows(directory):
     some = rows("a", [bytes(100_000)]).columns
-    file = SortedFile(directory, "file", some.schema)
+    file = SortedFile(storage_of(directory), "file", some.schema)
     file.add(some, 100_000)
     file.finish({})
 
 
 def write_states(directory):
-    StatesWriter(directory, "file").finish()
+    with StatesWriter(storage_of(directory), "file") as writer:
+        writer.finish()
 
 
 @pytest.mark.parametrize("write", [write_rows, write_states])

@@ -4,6 +4,7 @@ Two of these tests check the library: they fail when it changes something that o
 """
 
 import os
+import re
 import shutil
 
 import duckdb
@@ -13,18 +14,19 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.table import StaticTable
 
-from headrace.lake.files.writing import replace
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats import iceberg
 from headrace.lake.formats.iceberg import IcebergLake
+from headrace.lake.storage.directory import replace
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import open_table
-from tests.lake.rows import DAY_MS, NOON_MS, rows
+from tests.lake.rows import DAY_MS, NOON_MS, rows, token
 from tests.lake.test_table import APP, batch, merged, payloads, three_batches
 
 
 @pytest.fixture
 def lake(tmp_path):
-    return IcebergLake.make(tmp_path / "a lake", Shape())
+    return IcebergLake.make(storage_of(tmp_path / "a lake"), Shape())
 
 
 def catalog_of(path):
@@ -41,14 +43,14 @@ def commit(lake, table, number):
 
 def test_the_library_refuses_a_commit_on_what_has_changed_only_as_it_is_told(lake):
     opened = lake._table()
-    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.commit(APP, 0, batch(lake, 0), token())
     with pytest.raises(CommitFailedException):
         commit(lake, opened, 0)
     assert payloads(lake) == [b"0"]
     # Without that property, the library would retry.
     lake._table().transaction().remove_properties("commit.retry.num-retries").commit_transaction()
     opened = lake._table()
-    assert lake.commit(APP, 1, batch(lake, 1), {})
+    assert lake.commit(APP, 1, batch(lake, 1), token())
     commit(lake, opened, 1)
     lake.sync()
     assert payloads(lake) == [b"0", b"1", b"1"]
@@ -65,14 +67,14 @@ def test_the_library_does_not_notice_that_properties_have_changed(lake):
 @pytest.mark.parametrize("step", ["opened", "looked", "listed"])
 def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same):
     """A batch comes before or after we read the last number, or a compaction after we listed live files."""
-    other = open_table(lake._lake)
+    other = open_table(lake._storage)
     paths = three_batches(lake) if step == "listed" else []
     app = "ours" if same else "theirs"
 
     def theirs():
         replaced = paths[:2] if same else ()
         made = merged(other, 0, 1) if replaced else batch(other, 7)
-        assert other.commit(app, 0, made, {}, replaced=replaced)
+        assert other.commit(app, 0, made, token(), replaced=replaced)
 
     meddling = [theirs]
 
@@ -91,7 +93,7 @@ def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same)
     monkeypatch.setattr(iceberg, "_last", meddled("looked" if step == "looked" else "opened", last))
     monkeypatch.setattr(IcebergLake, "_live", meddled("listed", live))
     ours = merged(lake, 0, 1) if paths else batch(lake, 8)
-    made = lake.commit("ours", 0, ours, {}, replaced=paths[:2])
+    made = lake.commit("ours", 0, ours, token(), replaced=paths[:2])
     assert not meddling
     assert made == (not same)
     expected = [b"0", b"1", b"2"] if paths else [b"7"] if same else [b"8"]
@@ -100,10 +102,10 @@ def test_someone_else_commits_at_any_step_of_ours(lake, monkeypatch, step, same)
 
 def test_everyone_reads_it(lake):
     some = [rows("a", [b"x"], ms=[NOON_MS]), rows("b", [b"y"], ms=[NOON_MS + DAY_MS])]
-    assert lake.commit(APP, 0, batch(lake, 0, *some), {})
-    assert lake.commit(APP, 1, batch(lake, 1, rows("c", [b"z"], ms=[NOON_MS])), {})
-    by_catalog = catalog_of(lake._lake).load_table("headrace.records")
-    by_hint = StaticTable.from_metadata(f"file://{lake._lake}")
+    assert lake.commit(APP, 0, batch(lake, 0, *some), token())
+    assert lake.commit(APP, 1, batch(lake, 1, rows("c", [b"z"], ms=[NOON_MS])), token())
+    by_catalog = catalog_of(lake._storage.root).load_table("headrace.records")
+    by_hint = StaticTable.from_metadata(f"file://{lake._storage.root}")
     for table in (by_catalog, by_hint):
         found = table.scan().to_arrow()
         assert sorted(found["payload"].to_pylist()) == [b"x", b"y", b"z"]
@@ -130,67 +132,72 @@ def test_columns_of_all_types_are_known_to_it(tmp_path):
             ("price", pa.decimal128(12, 2)),
         ]
     )
-    lake = IcebergLake.make(tmp_path / "lake", Shape(False, "json", decoded))
-    found = open_table(tmp_path / "lake").shape
+    lake = IcebergLake.make(storage_of(tmp_path / "lake"), Shape(False, "json", decoded))
+    found = open_table(storage_of(tmp_path / "lake")).shape
     assert (found.decode, found.decoded) == ("json", decoded)
     names = [field.name for field in lake._table().schema().fields]
     assert names[6:] == decoded.names
 
 
 def test_one_that_was_moved_says_so(lake, tmp_path):
-    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.commit(APP, 0, batch(lake, 0), token())
     copy = tmp_path / "copy"
-    shutil.copytree(lake._lake, copy)
+    shutil.copytree(lake._storage.root, copy)
     with pytest.raises(LakeError) as refused:
-        open_table(copy)
+        open_table(storage_of(copy))
     assert str(refused.value) == (
-        f"{copy} is a copy of an Iceberg table, or was moved: its metadata names files in {lake._lake}; "
-        "use that, or move it back there"
+        f"{copy} is a copy of an Iceberg table, or was moved: its metadata names files in "
+        f"{lake._storage.root}; use that, or move it back there"
     )
-    shutil.rmtree(lake._lake)
+    shutil.rmtree(lake._storage.root)
     with pytest.raises(
         LakeError, match="a table that was moved must be moved back to its first location"
     ):
-        open_table(copy)
-    copy.rename(lake._lake)
-    assert open_table(lake._lake).last(APP) == 0
+        open_table(storage_of(copy))
+    copy.rename(lake._storage.root)
+    assert open_table(lake._storage).last(APP).number == 0
 
 
 def test_metadata_is_on_disk_before_the_catalogue_names_it(lake, monkeypatch):
     synced, written = set(), []
     commit_table = SqlCatalog.commit_table
-    monkeypatch.setattr("os.fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+
+    def fsync(fd):
+        # A file has another name until its content is on disk.
+        synced.add(re.sub(r"\.[0-9a-f]{12}\.tmp$", "", os.readlink(f"/proc/self/fd/{fd}")))
+
+    monkeypatch.setattr("os.fsync", fsync)
 
     def commit(self, *given):
-        before = {str(path) for path in (lake._lake / "metadata").iterdir()}
+        before = {str(path) for path in (lake._storage.root / "metadata").iterdir()}
         written.extend(before)
         assert {path for path in before if path.endswith(".avro")} <= synced
         return commit_table(self, *given)
 
     monkeypatch.setattr(SqlCatalog, "commit_table", commit)
-    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.commit(APP, 0, batch(lake, 0), token())
     assert any(path.endswith(".avro") for path in written)
     assert lake._table().metadata_location.removeprefix("file://") in synced
-    assert str(lake._lake / "metadata") in synced
+    assert str(lake._storage.root / "metadata") in synced
 
 
 def test_a_hint_that_was_left_behind_is_brought_up_to_date(lake, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(IcebergLake, "sync", lambda self: None)  # killed before the hint is written
-        assert lake.commit(APP, 0, batch(lake, 0), {})
+        assert lake.commit(APP, 0, batch(lake, 0), token())
     assert payloads(lake) == []
     lake.sync()
     assert payloads(lake) == [b"0"]
-    (lake._lake / iceberg.HINT).write_bytes(b"\xff no text")
+    (lake._storage.root / iceberg.HINT).write_bytes(b"\xff no text")
     lake.sync()
     assert payloads(lake) == [b"0"]
 
 
 def test_a_hint_that_names_something_else_is_odd(lake, monkeypatch):
-    assert lake.commit(APP, 0, batch(lake, 0), {})
-    hint = lake._lake / iceberg.HINT
+    assert lake.commit(APP, 0, batch(lake, 0), token())
+    hint = lake._storage.root / iceberg.HINT
     newest = hint.read_bytes()
-    assert lake.commit(APP, 1, batch(lake, 1), {})
+    assert lake.commit(APP, 1, batch(lake, 1), token())
     assert lake.oddities() == []
     for content, kind in ((newest, "missing"), (b"\xff", "damaged"), (newest[1:], "damaged")):
         hint.write_bytes(content)
@@ -204,8 +211,8 @@ def test_a_hint_that_names_something_else_is_odd(lake, monkeypatch):
 
 
 def test_a_hint_never_stays_behind_one_who_was_faster(lake, monkeypatch):
-    other = open_table(lake._lake)
-    meddling = [lambda: other.commit("other", 0, batch(other, 1), {})]
+    other = open_table(lake._storage)
+    meddling = [lambda: other.commit("other", 0, batch(other, 1), token())]
 
     def slower(path, data):
         if meddling:
@@ -213,6 +220,6 @@ def test_a_hint_never_stays_behind_one_who_was_faster(lake, monkeypatch):
         replace(path, data)
 
     monkeypatch.setattr(iceberg, "replace", slower)
-    assert lake.commit(APP, 0, batch(lake, 0), {})
+    assert lake.commit(APP, 0, batch(lake, 0), token())
     assert not meddling
     assert payloads(lake) == [b"0", b"1"]

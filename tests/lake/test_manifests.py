@@ -1,28 +1,31 @@
-"""Manifests on disk: read as they were written, folded, and refused if they are newer or damaged."""
+"""Manifests: read as they were written, found through the last one, merged, and refused if damaged."""
 
+import os
+import random
+
+import msgspec
 import pytest
-from hypothesis import given, settings
+from crc32c import crc32c
+from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.format import (
+    Committed,
     File,
     LakeError,
     LostRange,
     Manifest,
     MergedManifest,
     RecordRange,
-    decode_folded,
     decode_manifest,
+    decode_merged,
 )
-from headrace.lake.manifests import Manifests
+from headrace.lake.manifests import SINCE_MAX, Manifests, MissingManifestError, Reach
+from headrace.lake.storage.storage import storage_of
 from headrace.model import Position
 
 number = st.integers(0, (1 << 62) - 1)
 positions = st.dictionaries(st.text(max_size=5), st.builds(Position, number, number, number))
-
-
-def manifest(which: int, start: dict, end: dict) -> Manifest:
-    return Manifest(number=which, start=start, end=end, files=(), ranges=())
 
 
 @given(positions, positions, st.lists(st.builds(LostRange, st.text(), number, number)))
@@ -34,151 +37,196 @@ def test_a_manifest_is_read_as_it_was_written(start, end, lost):
         files=(File("date=2024-10-04/x.parquet", 100, 3),),
         ranges=(RecordRange("é", 1, 2, 3, 4, 5, 6, 0),),
         lost=tuple(lost),
+        merged="merged/000000000002-0a0b0c0d.json",
+        since=(1, 2**32 - 1),
     )
     assert decode_manifest(one.encode(), "here") == one
 
 
-def test_positions_are_those_of_the_last_batch_that_changed_a_topic(tmp_path):
-    found = Manifests(tmp_path)
-    a0, a1, a2 = (Position(1, 10 * n, n) for n in range(3))
-    found.write(manifest(0, {"a": a0}, {"a": a1}))
-    found.write(manifest(1, {"b": a0}, {"b": a2}))
-    found.write(manifest(2, {"a": a1}, {"a": a2}))
-    assert found.reach(None) == ({}, {})
-    assert found.reach(1) == ({"a": a0, "b": a0}, {"a": a1, "b": a2})
-    assert found.reach(2) == ({"a": a0, "b": a0}, {"a": a2, "b": a2})
+class Lake:
+    """Batches of one record each for topic `a`; every second batch also has its own topic."""
 
+    def __init__(self, root):
+        self.root, self.manifests = root, Manifests(storage_of(root))
+        self.last: Committed | None = None
+        self.made: list[Manifest] = []
 
-def test_one_that_was_not_committed_is_written_over(tmp_path):
-    found = Manifests(tmp_path)
-    found.write(manifest(0, {"a": Position(1, 0, 0)}, {}))
-    found.write(manifest(0, {}, {}))
-    assert found.read(0) == manifest(0, {}, {})
-    assert not list(tmp_path.rglob("*.tmp"))
-
-
-def test_a_newer_a_damaged_and_a_missing_one_are_refused(tmp_path):
-    found = Manifests(tmp_path)
-    found.write(manifest(0, {}, {}))
-    (path,) = tmp_path.rglob("*.json")
-    path.write_text('{"format": 3, "something": "else"}')
-    with pytest.raises(
-        LakeError, match=r"was written by a newer version \(format 3, this one writes 2\)"
-    ):
-        found.read(0)
-    path.write_text('{"format": 1, "number": 0')
-    with pytest.raises(LakeError, match="is damaged"):
-        found.read(0)
-    path.unlink()
-    with pytest.raises(LakeError, match="is missing"):
-        found.read(0)
-
-
-def batches(found: Manifests, count: int) -> list[Manifest]:
-    """Make batches of one record each for topic `a`; every second batch also has its own topic."""
-    made = []
-    for which in range(count):
+    def batch(self) -> Manifest:
+        which = len(self.made)
         names = ["a", f"b{which}"] if which % 2 else ["a"]
         at = {name: which if name == "a" else 0 for name in names}
-        made.append(
-            Manifest(
-                number=which,
-                start={name: Position(1, 5 * n, n) for name, n in at.items()},
-                end={name: Position(1, 5 * n + 5, n + 1) for name, n in at.items()},
-                files=(File("x", 1, 1),),
-                ranges=tuple(
-                    RecordRange(name, 1, 5 * n, 5 * n + 5, n, n + 1, 0) for name, n in at.items()
-                ),
-                lost=(LostRange("c", which, which + 1),),
-            )
+        before = self.manifests.predecessors(self.last)
+        one = Manifest(
+            number=which,
+            start={name: Position(1, 5 * n, n) for name, n in at.items()},
+            end={name: Position(1, 5 * n + 5, n + 1) for name, n in at.items()},
+            files=(File("x", 1, 1),),
+            ranges=tuple(
+                RecordRange(name, 1, 5 * n, 5 * n + 5, n, n + 1, 0) for name, n in at.items()
+            ),
+            lost=(LostRange("c", which, which + 1),),
+            merged=before.merged,
+            since=before.since,
         )
-        found.write(made[-1])
-    return made
+        self.last = self.manifests.write(one)
+        self.made.append(one)
+        return one
+
+    def batches(self, count):
+        for _ in range(count):
+            self.batch()
+        return self
+
+    def reach(self) -> Reach:
+        found = Reach({}, {})
+        for one in self.made:
+            found.ends.update(one.end)
+            for name, at in one.start.items():
+                found.starts.setdefault(name, at)
+        return found
+
+    def files(self):
+        hidden = self.root / "_headrace"
+        return {str(path.relative_to(hidden)) for path in hidden.rglob("*") if path.is_file()}
+
+    def grow_old(self):
+        for path in (self.root / "_headrace").rglob("*.*"):
+            os.utime(path, (1, 1))
 
 
-def nothing(one: Manifest) -> None: ...
+@pytest.fixture
+def lake(tmp_path):
+    return Lake(tmp_path)
 
 
-def files_of(root):
-    return sorted(str(path.relative_to(root / "_headrace")) for path in root.rglob("*.json"))
+def test_the_last_one_finds_all_before_it(lake):
+    assert lake.manifests.reach(None) == ({}, {})
+    for count in range(1, 2 * SINCE_MAX + 10):
+        one = lake.batch()
+        assert len(one.since) <= SINCE_MAX
+        merged = lake.manifests.read_merged(one.merged)
+        assert merged.batches + len(one.since) == count - 1
+        if count % 10 == 0 or len(one.since) in (0, SINCE_MAX):
+            assert lake.manifests.reach(lake.last) == lake.reach()
+    assert len([one for one in lake.files() if one.startswith("merged/")]) == 2
 
 
-@settings(max_examples=10)
-@given(st.lists(st.integers(0, 5), max_size=3))
-def test_folded_ones_say_the_same_as_each_of_them(tmp_path_factory, steps):
-    root = tmp_path_factory.mktemp("lake")
-    found = Manifests(root)
-    made = batches(found, 6)
-    before = [found.reach(last) for last in range(6)]
-    for until in steps:
-        found.fold(until, nothing)
-    count = max(steps, default=0)
-    assert [found.reach(last) for last in range(count, 6)] == before[count:]
-    folded = found.folded()
-    assert (folded.batches, len(folded.lost)) == (count, count)
-    assert sum(one.rows for one in folded.ranges) == sum(
-        one.rows for which in made[:count] for one in which.ranges
-    )
-    assert len([one for one in folded.ranges if one.topic == "a"]) == (1 if count else 0)
-    assert decode_folded(folded.encode(), "here").encode() == folded.encode()
-    whole = [f"folded/{count:012}.json"] if count else []
-    assert files_of(root) == [f"batches/{n:012}.json" for n in range(count, 6)] + whole
+def test_a_merged_one_says_the_same_as_each_of_them(lake):
+    lake.batches(SINCE_MAX + 2)
+    merged = lake.manifests.read_merged(lake.made[-1].merged)
+    before = lake.made[: merged.batches]
+    assert merged.batches == SINCE_MAX + 1 == len(merged.lost)
+    rows = sum(one.rows for which in before for one in which.ranges)
+    assert sum(one.rows for one in merged.ranges) == rows
+    assert len([one for one in merged.ranges if one.topic == "a"]) == 1
+    assert decode_merged(merged.encode(), "here").encode() == merged.encode()
 
 
-def test_one_that_was_killed_while_it_folded_is_finished_and_a_shorter_one_never_counts(tmp_path):
-    found = Manifests(tmp_path)
-    batches(found, 6)
-    kept = {path: path.read_bytes() for path in tmp_path.rglob("*.json")}
-    found.fold(2, nothing)
-    shorter = found.folded_path(2).read_bytes()
-    assert found.fold(5, nothing) == 3
-    # All deleted files are there again, and so is a file that another process has made meanwhile.
-    for path, data in kept.items():
+def test_what_was_never_committed_is_not_found_and_disturbs_nobody(tmp_path):
+    one = Lake(tmp_path).batches(SINCE_MAX)
+    other = Lake(tmp_path)
+    other.made, other.last = list(one.made), one.last
+    # Both write the next batches, and the merged manifest in between. The other one is never committed.
+    chance = random.Random(3)
+    for _ in range(3):
+        both = [one, other]
+        chance.shuffle(both)
+        for lake in both:
+            lake.batch()
+        theirs = other.made[-1]
+        lost = Manifest(**{**msgspec.structs.asdict(theirs), "files": (File("theirs", 1, 1),)})
+        other.last = other.manifests.write(lost)
+    assert one.manifests.reach(one.last) == one.reach()
+    names = one.manifests.names(one.last)
+    assert all(one.manifests.read(name).files == (File("x", 1, 1),) for name in names.single)
+
+
+def test_a_newer_a_damaged_and_a_missing_one_are_refused(lake):
+    lake.batches(2)
+    newer = Committed(2, crc32c(data := b'{"format": 4, "something": "else"}'))
+    (lake.root / lake.manifests.path(newer)).write_bytes(data)
+    with pytest.raises(
+        LakeError, match=r"was written by a newer version \(format 4, this one writes 3\)"
+    ):
+        lake.manifests.read(newer)
+    for name in lake.manifests.names(lake.last).single:
+        path = lake.root / lake.manifests.path(name)
+        data = path.read_bytes()
+        path.write_bytes(data.replace(b'"x"', b'"y"'))
+        with pytest.raises(LakeError, match=r"is damaged [(]its checksum fails[)]: restore it"):
+            lake.manifests.reach(lake.last)
+        path.unlink()
+        with pytest.raises(MissingManifestError, match="is missing, a manifest of the table"):
+            lake.manifests.reach(lake.last)
         path.write_bytes(data)
-    found.folded_path(2).write_bytes(shorter)
-    assert found.folded().batches == 5
-    assert found.fold(5, nothing) == 0
-    assert files_of(tmp_path) == ["batches/000000000005.json", "folded/000000000005.json"]
+    # Nobody but an export whose manifest has the same checksum writes this name.
+    path.write_bytes(b"others")
+    with pytest.raises(LakeError, match="does not have the content that was written to it"):
+        lake.manifests.write(lake.made[-1])
 
 
-def test_one_that_must_stay_keeps_all(tmp_path):
-    found = Manifests(tmp_path)
-    batches(found, 3)
-    before = files_of(tmp_path)
-
-    def refuse(one: Manifest) -> None:
-        raise LakeError(f"not {one.number}")
-
-    with pytest.raises(LakeError, match="not 0"):
-        found.fold(3, refuse)
-    assert files_of(tmp_path) == before
-
-
-def test_folded_ones_that_are_damaged_or_newer_are_refused(tmp_path):
-    found = Manifests(tmp_path)
-    batches(found, 3)
-    found.fold(2, nothing)
-    path = found.folded_path(2)
-    path.write_bytes(path.read_bytes().replace(b'"batches":2', b'"batches":1'))
-    with pytest.raises(LakeError, match="is damaged"):
-        found.reach(2)
-    path.write_bytes(MergedManifest(batches=2, format=3).encode())
+def test_a_merged_one_that_is_damaged_or_newer_is_refused(lake):
+    lake.batches(SINCE_MAX + 2)
+    path = lake.root / "_headrace" / lake.made[-1].merged
+    path.write_bytes(path.read_bytes().replace(b'"batches":65', b'"batches":64'))
+    with pytest.raises(LakeError, match=r"is damaged [(]its checksum fails[)]"):
+        lake.manifests.reach(lake.last)
+    data = MergedManifest(batches=2, format=4).encode()
+    name = f"merged/{2:012}-{crc32c(data):08x}.json"
+    (lake.root / "_headrace" / name).write_bytes(data)
     with pytest.raises(LakeError, match="newer version"):
-        found.reach(2)
+        lake.manifests.read_merged(name)
 
 
-def test_a_fold_between_two_reads_does_no_harm(tmp_path, monkeypatch):
-    found = Manifests(tmp_path)
-    batches(found, 4)
-    expected = found.reach(3)
-    folding = [lambda: Manifests(tmp_path).fold(3, nothing)]
-    read = Manifests.read
+def test_those_that_no_longer_count_are_left_over_when_no_job_can_read_them(lake):
+    lake.batches(SINCE_MAX + 1)
+    unfinished = lake.root / "_headrace" / "batches" / "000000000099-0a0b0c0d.json.0123456789ab.tmp"
+    foreign = lake.root / "_headrace" / "batches" / "mine.json"
+    for path in (unfinished, foreign):
+        path.touch()
+    first = lake.files() - {"batches/mine.json"}
+    lake.grow_old()
+    lake.batch()
+    # They count until the merged manifest was there for an hour.
+    (left,) = lake.manifests.leftovers(lake.last)
+    assert left.endswith(".tmp")
+    lake.grow_old()
+    lake.batch()
+    assert {one.removeprefix("_headrace/") for one in lake.manifests.leftovers(lake.last)} == first
+    storage_of(lake.root).delete(lake.manifests.leftovers(lake.last))
+    assert lake.manifests.leftovers(lake.last) == []
+    assert lake.manifests.reach(lake.last) == lake.reach()
+    assert lake.files() == {
+        "batches/mine.json",
+        lake.made[-1].merged,
+        *(f"batches/{one.number:012}-{one.crc:08x}.json" for one in lake.made[-2:]),
+    }
+    # A merged manifest is over when the next one has been there for an hour.
+    lake.batches(SINCE_MAX)
+    lake.grow_old()
+    lake.batch()
+    assert f"_headrace/{lake.made[-SINCE_MAX - 2].merged}" in lake.manifests.leftovers(lake.last)
+    assert lake.manifests.reach(lake.last) == lake.reach()
 
-    def meddled(self, number):
-        if number == 1 and folding:
-            folding.pop()()
-        return read(self, number)
 
-    monkeypatch.setattr(Manifests, "read", meddled)
-    assert found.reach(3) == expected
-    assert not folding
+def test_those_of_an_earlier_version_are_merged_by_the_next_batch(lake):
+    """Their files are named after numbers alone, and commits do not store their checksums."""
+    old, folder = [lake.batch() for _ in range(5)], lake.root / "_headrace"
+    merged = lake.manifests.read_merged(
+        lake.manifests._merge(lake.manifests.names(Committed(1, old[1].crc)))
+    )
+    for path in [*folder.rglob("*.json")]:
+        path.unlink()
+    (folder / "folded").mkdir()
+    (folder / "folded" / "000000000001.json").write_bytes(MergedManifest(batches=1).encode())
+    (folder / "folded" / "000000000002.json").write_bytes(merged.encode())
+    for one in old[2:]:
+        (folder / "batches" / f"{one.number:012}.json").write_bytes(one.encode())
+    lake.last = Committed(4, None)
+    assert lake.manifests.reach(lake.last) == lake.reach()
+    new = lake.batch()
+    assert new.merged.startswith("merged/000000000005-")
+    assert lake.manifests.reach(lake.last) == lake.reach()
+    lake.grow_old()
+    lake.batch()
+    assert len(lake.manifests.leftovers(lake.last)) == 5

@@ -5,22 +5,24 @@ import time
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.lake import states
 from headrace.lake.format import LakeError
 from headrace.lake.states import (
-    SCHEMA,
+    Buckets,
     StatesFile,
     StatesTable,
     StatesWriter,
     Totals,
-    merge_states,
+    bucket_of,
     name_of,
     read_states,
 )
+from headrace.lake.storage.storage import storage_of
 from headrace.model import Position
 
 APP = "test"
@@ -33,10 +35,10 @@ def row(topic: str, ordinal: int, **other: Any) -> dict[str, Any]:
 
 
 def write(directory: Path, bucket: int, *rows: dict[str, Any], number: int = 0) -> StatesFile:
-    writer = StatesWriter(directory, name_of(number, bucket, 2))
-    for one in rows:
-        writer.add(one)
-    return writer.finish()
+    with StatesWriter(storage_of(directory), name_of(number, bucket, 2)) as writer:
+        for one in rows:
+            writer.add(one)
+        return writer.finish()
 
 
 def seen(directory: Path) -> dict[str, int]:
@@ -47,27 +49,49 @@ def seen(directory: Path) -> dict[str, int]:
 
 @pytest.fixture
 def table(tmp_path):
-    made = StatesTable.make(tmp_path)
+    made = StatesTable.make(storage_of(tmp_path))
     assert made.buckets() == (0, {})
     files = [write(tmp_path, 0, row("a", 1), row("b", 2)), write(tmp_path, 1, row("c", 3))]
     assert made.replace(APP, 0, files)
     return made
 
 
-def test_changed_states_take_the_place_of_old_ones(table, tmp_path, monkeypatch):
-    monkeypatch.setattr(states, "_GROUP_BYTES", 100)
+@given(st.lists(st.text(max_size=4)), st.integers(1, 5))
+def test_every_topic_has_a_place_among_the_changed_buckets(topics, count):
+    buckets = Buckets.of(count, topics)
+    assert buckets.changed == tuple(sorted({bucket_of(topic, count) for topic in topics}))
+    assert all(buckets.changed[buckets.place(topic)] == bucket_of(topic, count) for topic in topics)
+
+
+@pytest.mark.parametrize("limit", ["_GROUP_BYTES", "_GROUP_ROWS"])
+def test_changed_states_take_the_place_of_old_ones(table, tmp_path, monkeypatch, limit):
+    monkeypatch.setattr(states, limit, 2)
     count, files = table.buckets()
     assert (count, sorted(files)) == (2, [0, 1])
-    changed = pa.RecordBatch.from_pylist([row("b", 5), row("new", 1)], SCHEMA)
-    made, number = merge_states(tmp_path, name_of(1, 0, 2), files[0], [changed])
-    assert (made.rows, number) == (3, 2)
-    first = [one["topic"] for one in read_states(tmp_path / made.path, ["topic"])]
+    storage = storage_of(tmp_path)
+    with StatesWriter(storage, name_of(1, 0, 2)) as writer:
+        for one in (row("b", 5), row("new", 1)):
+            writer.add(one)
+        for path in files[0]:
+            writer.copy(storage.file(path), without=["b", "new"])
+        made = writer.finish()
+    assert made.rows == 3
+    first = [one["topic"] for one in read_states(storage.file(made.path), ["topic"])]
     assert first == ["b", "new", "a"]  # changed states come first
+    [some] = read_states(storage.file(made.path), ["topic", "ordinal"], ["b", "none"])
+    assert some == {"topic": "b", "ordinal": 5}
     before = seen(tmp_path)
     assert table.update(APP, 1, [made], files[0])
     assert seen(tmp_path) == before | {"b": 5, "new": 1}
     assert table.buckets() == (2, {0: [made.path], 1: files[1]})
     assert sorted(table.rows()) == sorted([(made.path, 3), (files[1][0], 1)])
+
+
+def test_a_file_that_is_not_finished_vanishes(table, tmp_path):
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(ZeroDivisionError), StatesWriter(storage_of(tmp_path), "x") as writer:
+        writer.add(row("a", 1 // 0))
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_a_commit_counts_once_and_only_while_old_files_are_there(table, tmp_path):
@@ -77,6 +101,9 @@ def test_a_commit_counts_once_and_only_while_old_files_are_there(table, tmp_path
     assert not table.update(APP, 1, [made], ["another.parquet"])
     assert seen(tmp_path) == {"a": 1, "b": 2, "c": 3}
     assert table.update(APP, 1, [made], files[0])
+    # The answer to a commit may have been lost: it is known by its files.
+    assert table.update(APP, 1, [made], files[0])
+    assert not table.replace(APP, 1, [write(tmp_path, 0, row("a", 7))])
     assert not table.update(APP, 2, [write(tmp_path, 0, row("a", 8))], files[0])
     assert seen(tmp_path) == {"a": 9, "c": 3}
 
@@ -97,9 +124,9 @@ def test_files_of_another_form_and_damaged_ones_are_refused(table, tmp_path):
         table.covered()
     (tmp_path / files[0][0]).unlink()
     with pytest.raises(LakeError, match="cannot be read"):
-        merge_states(tmp_path, name_of(1, 0, 2), files[0], [])
-    writer = StatesWriter(tmp_path, "other.parquet")
-    assert table.replace(APP, 1, [writer.finish()])
+        list(read_states(storage_of(tmp_path).file(files[0][0]), ["topic"]))
+    with StatesWriter(storage_of(tmp_path), "other.parquet") as writer:
+        assert table.replace(APP, 1, [writer.finish()])
     with pytest.raises(LakeError, match=r"not written by this version \(other.parquet\)"):
         table.buckets()
 
@@ -124,4 +151,4 @@ def test_a_flipped_bit_in_a_state_is_found(tmp_path):
     data[data.index(b"the state ") + 3] ^= 1
     path.write_bytes(data)
     with pytest.raises(LakeError, match="cannot be read"):
-        list(read_states(path, ["state"]))
+        list(read_states(storage_of(tmp_path).file(file.path), ["state"]))

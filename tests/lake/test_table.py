@@ -8,11 +8,11 @@ import pytest
 from headrace.lake.deduped import DedupedTable
 from headrace.lake.files.reading import read_topic
 from headrace.lake.format import LakeError, Shape
-from headrace.lake.manifests import HIDDEN
 from headrace.lake.states import StatesTable
+from headrace.lake.storage.storage import HIDDEN, storage_of
 from headrace.lake.table import find_table, make_table, open_table
 from tests.lake.others import KINDS, seen_by_others
-from tests.lake.rows import DAY_MS, NOON_MS, rows, write
+from tests.lake.rows import DAY_MS, NOON_MS, rows, token, write
 
 APP = "test"
 OLD = 1_600_000_000
@@ -25,13 +25,13 @@ def kind(request):
 
 @pytest.fixture
 def lake(kind, tmp_path):
-    return make_table(tmp_path / "a lake", kind, Shape())
+    return make_table(storage_of(tmp_path / "a lake"), kind, Shape())
 
 
 def batch(lake, number, *some):
     """Write the records of one batch, and return its files."""
     given = some or (rows("a", [b"%d" % number], offset=5 * number, ordinal=number),)
-    return write(lake._lake, *given, by_topic=lake.shape.by_topic, layout=lake.layout)
+    return write(lake._storage, *given, by_topic=lake.shape.by_topic, layout=lake.layout)
 
 
 def merged(lake, *numbers):
@@ -41,7 +41,7 @@ def merged(lake, *numbers):
 
 
 def payloads(lake):
-    return sorted(seen_by_others(lake._lake)["payload"].to_pylist())
+    return sorted(seen_by_others(lake._storage)["payload"].to_pylist())
 
 
 def three_batches(lake):
@@ -49,41 +49,52 @@ def three_batches(lake):
     paths = []
     for number in range(3):
         (made,) = batch(lake, number)
-        assert lake.commit(APP, number, [made], {"more": f"of {number}"})
+        assert lake.commit(APP, number, [made], token())
         paths.append(made.path)
     return paths
 
 
 def test_a_batch_counts_once_however_often_it_is_committed(lake):
     assert lake.last(APP) is None
-    assert lake.commit(APP, 0, batch(lake, 0), {})
-    assert not lake.commit(APP, 0, batch(lake, 0), {})
-    assert lake.commit(APP, 1, batch(lake, 1), {"more": "7"})
-    assert not lake.commit(APP, 0, batch(lake, 0), {})
-    assert lake.commit("other", 0, [], {})
-    assert (lake.last(APP), lake.last("other")) == (1, 0)
+    assert lake.commit(APP, 0, batch(lake, 0), token())
+    assert not lake.commit(APP, 0, batch(lake, 0), token())
+    assert lake.commit(APP, 1, batch(lake, 1), 7)
+    assert not lake.commit(APP, 0, batch(lake, 0), token())
+    assert lake.commit("other", 0, [], token())
+    assert lake.last(APP) == (1, 7)
+    assert lake.last("other").number == 0
     assert payloads(lake) == [b"0", b"1"]
-    assert lake.notes(1)["more"] == "7"
-    assert lake.notes(2) is None
-    found = [(number, notes.get("more")) for number, notes in lake.all_notes()]
-    assert found[-2:] == [(1, "7"), (0, None)]
     assert sorted(lake.files().values()) == sorted(
-        (lake._lake / path).stat().st_size for path in lake.files()
+        lake._storage.size(path) for path in lake.files()
     )
-    again = open_table(lake._lake)
-    assert (again.kind, again.id, again.last(APP)) == (lake.kind, lake.id, 1)
+    again = open_table(lake._storage)
+    assert (again.kind, again.id, again.last(APP)) == (lake.kind, lake.id, (1, 7))
 
 
 def test_a_batch_may_hold_nothing(lake):
-    assert lake.commit(APP, 0, [], {})
-    assert not lake.commit(APP, 0, [], {})
-    assert (lake.last(APP), lake.files()) == (0, {})
+    assert lake.commit(APP, 0, [], 0)
+    assert not lake.commit(APP, 0, [], 1)
+    assert (lake.last(APP), lake.files()) == ((0, 0), {})
+
+
+def test_a_commit_is_recognised_by_its_token_when_its_outcome_was_unknown(lake):
+    most = 0xFFFF_FFFF
+    for number, ours in ((0, most), (1, 0), (2, most)):
+        assert lake.commit(APP, number, batch(lake, number), ours)
+        assert lake.commit(APP, number, batch(lake, number), ours)
+        assert not lake.commit(APP, number, batch(lake, number), ours ^ 1)
+        assert lake.last(APP) == (number, ours)
+    assert payloads(lake) == [b"0", b"1", b"2"]
+    paths = list(lake.files())
+    assert lake.commit("merge", 0, merged(lake, 0, 1, 2), most, replaced=paths)
+    assert lake.commit("merge", 0, merged(lake, 0, 1, 2), most, replaced=paths)
+    assert payloads(lake) == [b"0", b"1", b"2"]
 
 
 @pytest.mark.parametrize("by_topic", [False, True])
 def test_a_topic_is_read_in_its_order_from_any_offset(tmp_path, kind, by_topic):
     path = tmp_path / "lake"
-    lake = make_table(path, kind, Shape(by_topic))
+    lake = make_table(storage_of(path), kind, Shape(by_topic))
     names = ["it's/../a", "it's a long name, with a long beginning", "it's a long name, with ü"]
     for number in range(4):
         ms = [NOON_MS + number * DAY_MS // 4] * 2
@@ -91,14 +102,16 @@ def test_a_topic_is_read_in_its_order_from_any_offset(tmp_path, kind, by_topic):
             rows(name, [b"%d" % number, b"!"], offset=10 * number, ordinal=2 * number, ms=ms)
             for name in sorted(names)
         ]
-        lake.commit(APP, number, batch(lake, number, *some), {})
-    found = find_table(path, kind, Shape(by_topic))
+        lake.commit(APP, number, batch(lake, number, *some), token())
+    found = find_table(storage_of(path), kind, Shape(by_topic))
     every = [(10 * n + end, text) for n in range(4) for end, text in ((5, b"%d" % n), (10, b"!"))]
     for name in names:
         for offset in (0, 1, 5, 20, 39, 40):
-            got = [one for some in read_topic(path, found, name, offset) for one in some]
+            got = [
+                one for some in read_topic(storage_of(path), found, name, offset) for one in some
+            ]
             assert got == [one for one in every if one[0] - 5 >= offset]
-    assert list(read_topic(path, found, "c")) == []
+    assert list(read_topic(storage_of(path), found, "c")) == []
     assert found.files_of(names[0], 41) == []
     seen = seen_by_others(path)
     assert len(set(seen["date"].to_pylist())) == 2
@@ -107,10 +120,10 @@ def test_a_topic_is_read_in_its_order_from_any_offset(tmp_path, kind, by_topic):
 
 @pytest.mark.parametrize("by_topic", [False, True])
 def test_it_says_what_is_in_its_files(tmp_path, kind, by_topic):
-    lake = make_table(tmp_path, kind, Shape(by_topic))
+    lake = make_table(storage_of(tmp_path), kind, Shape(by_topic))
     names = ["a long name, which is cut at its end", "ü"]
     some = [rows(name, [b"x", b"y"], offset=70, ordinal=3, ms=[NOON_MS] * 2) for name in names]
-    lake.commit(APP, 0, batch(lake, 0, *some), {})
+    lake.commit(APP, 0, batch(lake, 0, *some), token())
     assert lake.bounds().keys() == lake.files().keys()
     found = sorted(lake.bounds().values(), key=lambda one: one["topic"])
     files = [[name] for name in names] if by_topic else [names]
@@ -128,18 +141,17 @@ def test_it_says_what_is_in_its_files(tmp_path, kind, by_topic):
 
 def test_files_are_replaced_in_one_step_and_only_if_all_are_there(lake):
     paths = three_batches(lake)
-    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
+    assert lake.commit("merge", 0, merged(lake, 0, 1), token(), replaced=paths[:2])
     assert payloads(lake) == [b"0", b"1", b"2"]
     assert len(lake.files()) == 2
     # The number of a merge is not that of a batch.
-    assert lake.notes(0)["more"] == "of 0"
-    assert [number for number, _ in lake.all_notes()] == [2, 1, 0]
+    assert (lake.last(APP).number, lake.last("merge").number) == (2, 0)
     before = lake.files()
-    assert not lake.commit("merge", 1, merged(lake, 1, 2), {}, replaced=paths[1:])
-    assert not lake.commit("merge", 0, merged(lake, 2), {}, replaced=paths[2:])
+    assert not lake.commit("merge", 1, merged(lake, 1, 2), token(), replaced=paths[1:])
+    assert not lake.commit("merge", 0, merged(lake, 2), token(), replaced=paths[2:])
     assert lake.files() == before
     assert payloads(lake) == [b"0", b"1", b"2"]
-    assert lake.commit(APP, 3, batch(lake, 3), {})
+    assert lake.commit(APP, 3, batch(lake, 3), token())
     assert payloads(lake) == [b"0", b"1", b"2", b"3"]
 
 
@@ -147,11 +159,11 @@ def test_what_was_not_named_for_so_long_is_swept(lake):
     paths = three_batches(lake)
     for path in paths:
         # The time of the replacement counts, not the age of a file.
-        os.utime(lake._lake / path, (OLD, OLD))
-    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
+        os.utime(lake._storage.root / path, (OLD, OLD))
+    assert lake.commit("merge", 0, merged(lake, 0, 1), token(), replaced=paths[:2])
     (orphan,) = batch(lake, 9)
     kept = [
-        lake._lake / name
+        lake._storage.root / name
         for name in (
             "_headrace/batches/x.parquet",
             "notes.txt",
@@ -169,32 +181,32 @@ def test_what_was_not_named_for_so_long_is_swept(lake):
         path.touch()
     lake.sync()
     assert lake.sweep(7200, dry_run=False) == 0
-    for path in (lake._lake / orphan.path, *kept):
+    for path in (lake._storage.root / orphan.path, *kept):
         os.utime(path, (OLD, OLD))
     assert lake.sweep(7200, dry_run=True) == 1
-    assert (lake._lake / orphan.path).exists()
+    assert (lake._storage.root / orphan.path).exists()
     assert lake.sweep(7200, dry_run=False) == 1
-    assert not (lake._lake / orphan.path).exists()
+    assert not (lake._storage.root / orphan.path).exists()
     assert lake.sweep(0, dry_run=True) == lake.sweep(0, dry_run=False) >= 2
     assert all(path.exists() for path in kept)
     for path in kept:
         path.unlink()
     assert payloads(lake) == [b"0", b"1", b"2"]
-    assert not any((lake._lake / path).exists() for path in paths[:2])
-    assert all((lake._lake / path).exists() for path in lake.files())
-    assert lake.commit(APP, 3, batch(lake, 3), {})
+    assert not any((lake._storage.root / path).exists() for path in paths[:2])
+    assert all((lake._storage.root / path).exists() for path in lake.files())
+    assert lake.commit(APP, 3, batch(lake, 3), token())
 
 
 def test_a_file_that_is_gone_before_it_is_looked_at_does_not_end_a_sweep(lake):
     (path,) = batch(lake, 0)
-    (lake._lake / path.path).unlink()
-    (lake._lake / path.path).symlink_to("nowhere")
+    (lake._storage.root / path.path).unlink()
+    (lake._storage.root / path.path).symlink_to("nowhere")
     assert lake.sweep(0, dry_run=False) == 0
 
 
 def test_one_that_was_left_while_it_was_made_is_made_again(tmp_path, kind):
-    lake = make_table(tmp_path, kind, Shape())
-    assert find_table(tmp_path, kind, Shape())
+    lake = make_table(storage_of(tmp_path), kind, Shape())
+    assert find_table(storage_of(tmp_path), kind, Shape())
     left = {
         "delta": ("_delta_log", "*.json"),
         "parquet": (HIDDEN, "files.db"),
@@ -207,10 +219,10 @@ def test_one_that_was_left_while_it_was_made_is_made_again(tmp_path, kind):
         else:
             path.write_bytes(b"")
     for other in KINDS:
-        assert find_table(tmp_path, other, Shape()) is None
-    made = make_table(tmp_path, kind, Shape())
+        assert find_table(storage_of(tmp_path), other, Shape()) is None
+    made = make_table(storage_of(tmp_path), kind, Shape())
     assert made.last(APP) is None
-    assert made.commit(APP, 0, batch(made, 0), {})
+    assert made.commit(APP, 0, batch(made, 0), token())
     assert payloads(made) == [b"0"]
 
 
@@ -218,15 +230,15 @@ def test_a_directory_of_something_else_or_another_format_is_left_alone(tmp_path,
     def refused(path, shape=Shape(), kind=kind):  # noqa: B008
         before = sorted(map(str, tmp_path.rglob("*")))
         with pytest.raises(LakeError) as error:
-            find_table(path, kind, shape)
+            find_table(storage_of(path), kind, shape)
         assert sorted(map(str, tmp_path.rglob("*"))) == before
         return str(error.value)
 
-    assert find_table(tmp_path / "new", kind, Shape()) is None
+    assert find_table(storage_of(tmp_path / "new"), kind, Shape()) is None
     (tmp_path / "metadata").mkdir()
     assert "holds something else than a lake of Headrace (metadata)" in refused(tmp_path)
     ours = tmp_path / "ours"
-    make_table(ours, kind, Shape(by_topic=True))
+    make_table(storage_of(ours), kind, Shape(by_topic=True))
     assert refused(ours).startswith(f"{ours} is partitioned by topic and date: give --by-topic")
     for other in KINDS:
         if other != kind:
@@ -240,10 +252,10 @@ def test_a_directory_of_something_else_or_another_format_is_left_alone(tmp_path,
 )
 def test_a_path_that_libraries_take_for_another_one_is_refused(tmp_path, kind, name):
     for asked in (
-        lambda path: find_table(path, kind, Shape()),
-        open_table,
-        lambda path: DedupedTable.open(path, Shape()),
-        StatesTable.open,
+        lambda path: find_table(storage_of(path), kind, Shape()),
+        lambda path: open_table(storage_of(path)),
+        lambda path: DedupedTable.open(storage_of(path), Shape()),
+        lambda path: StatesTable.open(storage_of(path)),
     ):
         for path in (tmp_path / name, tmp_path / name / "lake"):
             with pytest.raises(
@@ -256,36 +268,38 @@ def test_a_path_that_libraries_take_for_another_one_is_refused(tmp_path, kind, n
 
 @pytest.mark.parametrize("name", ["a b", "ü", "a:b", "it's", 'a"b', "a[b]*", "date=1", "a+b&c"])
 def test_any_other_path_is_right(tmp_path, kind, name):
-    lake = make_table(tmp_path / name, kind, Shape())
-    assert lake.commit(APP, 0, batch(lake, 0), {})
+    lake = make_table(storage_of(tmp_path / name), kind, Shape())
+    assert lake.commit(APP, 0, batch(lake, 0), token())
     assert list(tmp_path.iterdir()) == [tmp_path / name]
-    found = open_table(tmp_path / name)
+    found = open_table(storage_of(tmp_path / name))
     assert list(found.files_of("a", 0)) == list(lake.files())
-    assert [one for some in read_topic(tmp_path / name, found, "a") for one in some] == [(5, b"0")]
+    assert [
+        one for some in read_topic(storage_of(tmp_path / name), found, "a") for one in some
+    ] == [(5, b"0")]
 
 
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])
 def test_a_damaged_database_is_one_sentence(tmp_path, kind):
-    lake = make_table(tmp_path, kind, Shape())
+    lake = make_table(storage_of(tmp_path), kind, Shape())
     (database,) = (tmp_path / HIDDEN).glob("*.db")
     content = database.read_bytes()
     database.write_bytes(b"no database at all" * 100)
     with pytest.raises(LakeError, match=f"{database} cannot be read: "):
-        open_table(tmp_path)
+        open_table(storage_of(tmp_path))
     with pytest.raises(LakeError, match=f"{database} cannot be read: "):
-        lake.commit(APP, 0, [], {})
+        lake.commit(APP, 0, [], token())
     database.write_bytes(content)
-    assert lake.commit(APP, 0, [], {})
+    assert lake.commit(APP, 0, [], token())
 
 
 @pytest.mark.parametrize("kind", ["delta", "parquet"])
 def test_it_is_the_same_wherever_it_is_moved_or_copied(tmp_path, kind):
-    lake = make_table(tmp_path / "lake", kind, Shape())
+    lake = make_table(storage_of(tmp_path / "lake"), kind, Shape())
     paths = three_batches(lake)
     moved = shutil.copytree(tmp_path / "lake", tmp_path / "copy")
     shutil.rmtree(tmp_path / "lake")
-    lake = open_table(moved)
+    lake = open_table(storage_of(moved))
     lake.sync()
     assert payloads(lake) == [b"0", b"1", b"2"]
-    assert lake.commit("merge", 0, merged(lake, 0, 1), {}, replaced=paths[:2])
+    assert lake.commit("merge", 0, merged(lake, 0, 1), token(), replaced=paths[:2])
     assert payloads(lake) == [b"0", b"1", b"2"]

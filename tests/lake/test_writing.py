@@ -10,6 +10,7 @@ from crc32c import crc32c
 from headrace.lake.files import writing
 from headrace.lake.files.reading import RANGES_KEY, check_file
 from headrace.lake.format import LakeError, RecordRange, decode_ranges
+from headrace.lake.storage.storage import storage_of
 from headrace.log.records import pack_record
 from tests.lake.rows import DAY_MS, NOON_MS, rows, write
 
@@ -73,7 +74,7 @@ def test_ten_thousand_topics_are_one_file_or_a_directory_each(tmp_path):
     assert len({one.path.split("/")[0] for one in files}) == 20
     assert files[3].partition == {"topic": "t003/../x", "date": "2024-10-04"}
     assert "topic" not in pq.ParquetFile(tmp_path / files[3].path).schema_arrow.names
-    check_file(tmp_path / files[3].path, files[3].ranges)
+    check_file(storage_of(tmp_path).file(files[3].path), files[3].ranges)
 
 
 def test_large_records_make_small_row_groups(tmp_path, monkeypatch):
@@ -86,14 +87,14 @@ def test_large_records_make_small_row_groups(tmp_path, monkeypatch):
 
 def test_what_is_not_what_it_should_be_is_found_when_it_is_read_back(tmp_path):
     (file,) = write(tmp_path, rows("a", [b"x", b"yy"]), rows("b", [b"z"]))
-    path, (one, other) = tmp_path / file.path, file.ranges
-    check_file(path, file.ranges)
+    storage, path, (one, other) = storage_of(tmp_path), tmp_path / file.path, file.ranges
+    check_file(storage.file(file.path), file.ranges)
     for wrong, said in (
         ([one], "has 3 rows instead of 2"),
         ([one, other._replace(crc=1)], "has a footer that names other records"),
     ):
         with pytest.raises(LakeError, match=said):
-            check_file(path, wrong)
+            check_file(storage.file(file.path), wrong)
     table = pq.ParquetFile(path).read()
     for column, value, said in (
         ("payload", [b"x", b"yz", b"z"], "offsets 0 to 11: a checksum fails"),
@@ -111,4 +112,4 @@ def test_what_is_not_what_it_should_be_is_found_when_it_is_read_back(tmp_path):
         pq.write_table(changed.replace_schema_metadata(metadata), bad)
         assert decode_ranges(pq.read_metadata(bad).metadata[RANGES_KEY.encode()])
         with pytest.raises(LakeError, match=said):
-            check_file(bad, file.ranges)
+            check_file(storage.file("bad.parquet"), file.ranges)

@@ -1,4 +1,4 @@
-"""Run every job on a cluster: `python -m tests.pipeline.cluster_jobs MASTER URL DATA_DIR DIRECTORY`.
+"""Run every job on a Spark elsewhere: `python -m tests.pipeline.cluster_jobs MASTER URL DATA_DIR DIRECTORY`.
 
 All jobs use the same running session. Prints the results of the jobs as JSON.
 """
@@ -6,9 +6,11 @@ All jobs use the same running session. Prints the results of the jobs as JSON.
 import json
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from deltalake import DeltaTable
 
 from headrace.pipeline import (
@@ -27,12 +29,20 @@ from tests.spark.cluster import CLUSTER
 FORMATS = ("delta", "parquet", "iceberg")
 
 
+def parents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the parent process of this worker. Each executor has its own."""
+    for _ in batches:
+        yield pa.RecordBatch.from_pydict({"parent": [os.getppid()]})
+
+
 def main(master: str, url: str, data_dir: str, directory: str) -> None:
     root = Path(directory)
-    spark = session("cluster", master=master, settings=CLUSTER)
-    # Each executor has its own process that starts its Python workers.
-    hosts = spark.sparkContext.parallelize(range(8), 8).map(lambda _: os.getppid()).distinct()
-    found: dict[str, Any] = {"executors": hosts.count()}
+    is_cluster = master.startswith("spark://")
+    spark = session("cluster", master=master, settings=CLUSTER if is_cluster else {})
+    numbers = spark.range(8).selectExpr("int(id) as id").repartitionById(8, "id")
+    found: dict[str, Any] = {
+        "executors": numbers.mapInArrow(parents, "parent long").distinct().count()
+    }
     for kind in FORMATS:
         lake = root / kind
         exported = export(

@@ -1,11 +1,13 @@
 """Queries of tests about a lake: its rows as others read them, its manifests, and the server's cursors."""
 
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from headrace.lake.format import Manifest
 from headrace.lake.manifests import Manifests
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import open_table
 from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.testing import ServerProcess
@@ -21,10 +23,11 @@ class Row(NamedTuple):
     payload: bytes
 
 
-def rows_of(lake: Path) -> list[Row]:
+def rows_of(lake: Path | str, options: Mapping[str, str] | None = None) -> list[Row]:
     """Return all rows, ordered by topic, epoch and offset. Each row's date must match its timestamp."""
     found = []
-    for row in seen_by_others(lake).select([*Row._fields, "timestamp", "date"]).to_pylist():
+    rows = seen_by_others(lake, options).select([*Row._fields, "timestamp", "date"])
+    for row in rows.to_pylist():
         assert row.pop("timestamp").astimezone(datetime.UTC).date() == row.pop("date")
         found.append(Row(**row))
     return sorted(found)
@@ -43,9 +46,11 @@ def expected(server: ServerProcess, payloads: dict[str, list[bytes]]) -> list[Ro
 
 
 def manifests_of(lake: Path) -> list[Manifest]:
-    """Return the manifests of the committed batches."""
-    last = open_table(lake).last(APP)
-    return [Manifests(lake).read(number) for number in range(0 if last is None else last + 1)]
+    """Return the manifests of the committed batches. None may be merged."""
+    manifests = Manifests(storage_of(lake))
+    names = manifests.names(open_table(storage_of(lake)).last(APP))
+    assert not names.merged
+    return [manifests.read(name) for name in names.single]
 
 
 def cursors_of(server: ServerProcess, reader: str) -> dict[str, tuple[int, int]]:

@@ -5,8 +5,9 @@ import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from headrace.lake.format import CRC_KEY, File, Manifest, Shape
+from headrace.lake.format import File, Manifest, Shape
 from headrace.lake.manifests import Manifests
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import make_table
 from headrace.model import Position
 from headrace.pipeline.job import EXPORT_APP as APP
@@ -20,7 +21,7 @@ class MadeLake:
 
     def __init__(self, path: Path, *, by_topic: bool = False, kind: str = "delta") -> None:
         self.path = path
-        self.table = make_table(path, kind, Shape(by_topic))
+        self.table = make_table(storage_of(path), kind, Shape(by_topic))
         self.payloads: dict[str, list[bytes]] = {}
         self._number = 0
         self._chance = random.Random(7)
@@ -58,6 +59,8 @@ class MadeLake:
         files = write(
             self.path, *some, by_topic=self.table.shape.by_topic, layout=self.table.layout
         )
+        manifests = Manifests(storage_of(self.path))
+        before = manifests.predecessors(self.table.last(APP))
         manifest = Manifest(
             number=self._number,
             start=start,
@@ -66,9 +69,10 @@ class MadeLake:
             ranges=tuple(
                 one._replace(file=place) for place, file in enumerate(files) for one in file.ranges
             ),
+            merged=before.merged,
+            since=before.since,
         )
-        Manifests(self.path).write(manifest)
-        noted = {CRC_KEY: str(manifest.crc)}
-        assert self.table.commit(APP, self._number, files, noted)
+        manifests.write(manifest)
+        assert self.table.commit(APP, self._number, files, manifest.crc)
         self._number += 1
         return [one.path for one in files]

@@ -1,4 +1,4 @@
-"""Every job on a real standalone cluster: a master and two workers, each in its own process."""
+"""Every job on a real standalone cluster with two workers, and over Spark Connect."""
 
 import json
 import random
@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 from tests.pipeline.cluster_jobs import FORMATS
 from tests.pipeline.lakes import expected, rows_of
 from tests.pipeline.replay.replayed import payloads_of
-from tests.spark.cluster import EXECUTORS, daemons, start_cluster
+from tests.spark.cluster import EXECUTORS, daemons, start_cluster, start_connect
 from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import publish
 from tests.tools import takes_long
@@ -20,7 +20,12 @@ pytestmark = takes_long
 
 
 @pytest.mark.timeout(600)
-def test_every_job_runs_on_a_cluster(own_server, tmp_path):
+@pytest.mark.parametrize(
+    ("start", "executors"),
+    [(start_cluster, EXECUTORS), (start_connect, 1)],
+    ids=["cluster", "connect"],
+)
+def test_every_job_runs_elsewhere(own_server, tmp_path, start, executors):
     chance = random.Random(11)
     topics = {
         f"in/{name}": [
@@ -33,7 +38,7 @@ def test_every_job_runs_on_a_cluster(own_server, tmp_path):
         payloads.append(payloads[-1])  # a duplicate, as after a lost answer
         publish(own_server.figg_url, name, payloads)
     with daemons(tmp_path) as daemon:
-        master = start_cluster(daemon, tmp_path)
+        master = start(daemon, tmp_path)
         places = [master, own_server.http_url, str(own_server.data_dir), str(tmp_path)]
         done = subprocess.run(
             [sys.executable, "-m", "tests.pipeline.cluster_jobs", *places],
@@ -47,7 +52,7 @@ def test_every_job_runs_on_a_cluster(own_server, tmp_path):
     assert done.returncode == 0, done.stderr[-10_000:]
     exported = {"exported": 1503, "merged": True, "lost": False}
     assert json.loads(done.stdout.splitlines()[-1]) == {
-        "executors": EXECUTORS,
+        "executors": executors,
         **dict.fromkeys(FORMATS, exported),
         "replayed": 501,
         "last": [3, 1503, 0],

@@ -7,6 +7,7 @@ on Delta.
 import sqlite3
 import sys
 from functools import partial
+from itertools import product
 from types import SimpleNamespace
 
 import duckdb
@@ -18,6 +19,7 @@ from headrace.cli.main import main
 from headrace.client.topics.lake import open_lake
 from headrace.lake.format import LakeError
 from headrace.lake.formats.parquet import ParquetLake
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import open_table
 from headrace.pipeline import aggregate, audit, compact, export, replay, report
 from headrace.pipeline.audit import files as audit_files
@@ -29,11 +31,13 @@ from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill
 from tests.pipeline.replay.replayed import payloads_of
+from tests.tools import TORTURE, usually
 
 RUNNER = LocalRunner()
+KINDS = ("parquet", "iceberg")
 
 
-@pytest.fixture(params=["parquet", "iceberg"])
+@pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
 
@@ -62,7 +66,8 @@ def test_an_export_killed_at_any_point_leaves_no_trace_for_anyone(published, tmp
         "format": kind,
     }
     with exporters(tmp_path) as processes:
-        for number, point in enumerate(POINTS):
+        # A usual run kills an export of one format or of the other at each point.
+        for number, point in enumerate(POINTS if TORTURE else POINTS[KINDS.index(kind) :: 2]):
             processes.kill_at(
                 point, **given, batch_bytes=4000 + number, part_bytes=1500 - 100 * number
             )
@@ -81,7 +86,16 @@ def test_an_export_killed_at_any_point_leaves_no_trace_for_anyone(published, tmp
     assert not found.lost
 
 
-@pytest.mark.parametrize("point", ["merging", "merged", "committed", "swept"])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    usually(
+        [
+            *(("parquet", "merging"), ("iceberg", "merged")),
+            *(("parquet", "committed"), ("iceberg", "swept")),
+        ],
+        product(KINDS, ["merging", "merged", "committed", "swept"]),
+    ),
+)
 def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
     before = rows_of(made.path)
     with pytest.raises(Killed):
@@ -95,9 +109,15 @@ def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
     assert not audit(made.path, runner=RUNNER).lost
 
 
-@pytest.mark.parametrize("point", ["merging", "merged", "committed"])
+@pytest.mark.parametrize(
+    ("kind", "point"),
+    usually(
+        [("iceberg", "merging"), ("parquet", "merged"), ("iceberg", "committed")],
+        product(KINDS, ["merging", "merged", "committed"]),
+    ),
+)
 def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, monkeypatch):
-    monkeypatch.setattr("headrace.lake.table.Lock.__enter__", lambda self: self)
+    monkeypatch.setattr("headrace.lake.storage.directory.Lock.__enter__", lambda self: self)
 
     def meanwhile():
         made.batch("a", "c", day=1)
@@ -112,7 +132,10 @@ def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, mon
     assert not audit(made.path, runner=RUNNER).lost
 
 
-@pytest.mark.parametrize("by_topic", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "by_topic"),
+    usually([("parquet", True), ("iceberg", False)], product(KINDS, [False, True])),
+)
 def test_all_jobs_read_it(server, tmp_path, kind, by_topic):
     made = MadeLake(tmp_path / "lake", kind=kind, by_topic=by_topic)
     for day in (0, 0, 1):
@@ -147,7 +170,7 @@ def test_decoded_columns_are_in_it(server, tmp_path, kind):
     export(lake, [topic], **given)
     compact(lake, runner=RUNNER)
     names = ["id", "tags", "more", "n"]
-    (file,) = (lake / path for path in open_table(lake).files())
+    (file,) = (lake / path for path in open_table(storage_of(lake)).files())
     found = [tuple(row.values()) for row in pq.ParquetFile(file).read(names).to_pylist()]
     first = (1, ["x"], {"y": 0.5}, [("k", 2)])
     assert found == [first, (None,) * 4, (3, None, None, None)]
@@ -244,7 +267,7 @@ def test_an_audit_of_a_table_that_is_damaged_behind_its_front_looks_at_the_log(p
     published.export(lake, format="iceberg")
     for path in (lake / "metadata").glob("*.avro"):
         path.write_bytes(path.read_bytes()[:-9])
-    assert open_table(lake).kind == "iceberg"
+    assert open_table(storage_of(lake)).kind == "iceberg"
     found = audit(lake, published.payloads, url=published.server.http_url, runner=RUNNER)
     assert [(one.kind, one.file) for one in found.all_findings()] == [("damaged", "metadata")]
     assert [topic.records for topic in found.topics] == [
@@ -314,7 +337,10 @@ def test_what_was_decided_of_a_lake_need_not_be_said_again(published, tmp_path, 
     published.export(lake, format=kind, by_topic=True)
     published.more(2)
     assert published.export(lake).records == 6
-    assert (open_table(lake).kind, open_table(lake).shape.by_topic) == (kind, True)
+    assert (open_table(storage_of(lake)).kind, open_table(storage_of(lake)).shape.by_topic) == (
+        kind,
+        True,
+    )
     with pytest.raises(LakeError, match="is partitioned by topic and date: give --by-topic"):
         published.export(lake, by_topic=False)
 
@@ -339,13 +365,19 @@ def test_commands_take_all_they_need_from_their_file_and_audit_a_lake_alone(
     assert said[0].startswith(f"exported {published.records:,} records")
     assert said[-1].startswith("nothing lost")
     assert all((tmp_path / place).exists() for place in into.values())
-    for place in ("s3://bucket/lake", "file:///lake"):
-        with pytest.raises(LakeError, match="is an address: a lake is a directory"):
-            published.export(place)
+
+
+def test_a_lake_has_a_path_or_an_address(published, tmp_path):
+    published.export(f"file://{tmp_path}/lake")
+    assert len(rows_of(tmp_path / "lake")) == published.records
+    assert published.export(tmp_path / "lake").batches == 0
+    with pytest.raises(LakeError, match="ftp://host/lake has the unknown scheme ftp: give a dir"):
+        published.export("ftp://host/lake")
 
 
 def test_what_iceberg_needs_is_said(tmp_path, monkeypatch):
-    monkeypatch.delitem(sys.modules, "headrace.lake.formats.iceberg", raising=False)
+    for name in ("iceberg", "catalogue"):
+        monkeypatch.delitem(sys.modules, f"headrace.lake.formats.{name}", raising=False)
     monkeypatch.setitem(sys.modules, "pyiceberg.catalog.sql", None)
     with pytest.raises(LakeError, match=r"this needs: pip install 'headrace\[iceberg\]'"):
         export(tmp_path / "lake", ["t"], url="http://127.0.0.1:1", format="iceberg", runner=RUNNER)

@@ -1,22 +1,26 @@
 """Lakes with topics as earlier versions named them: jobs continue with them, and lose or repeat nothing."""
 
 import shutil
+import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from msgspec import UNSET
 
 from headrace import connect_blocking
 from headrace.lake.deduped import DedupedTable
 from headrace.lake.files.reading import read_topic
 from headrace.lake.format import stored_names
 from headrace.lake.manifests import Manifests
-from headrace.lake.states import StatesTable
+from headrace.lake.states import StatesTable, bucket_of
+from headrace.lake.storage.storage import storage_of
 from headrace.lake.table import open_table
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, legacy_name
-from headrace.pipeline.aggregate.fold import bucket_of
 from headrace.pipeline.aggregate.job import aggregate
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.compact import compact
@@ -85,12 +89,12 @@ def check(lake, before, server):
     assert set(before) < set(rows) and len(rows) == len(before) + 3
     new = {(row.topic, row.payload) for row in set(rows) - set(before)}
     assert {topic for topic, _ in new} == {ROOM, "channel/room", "apple"}
-    table = open_table(lake)
+    table = open_table(storage_of(lake))
     assert payloads(lake, "channel/room") == [b"ordinary"]
     assert len(payloads(lake, ROOM)) == 7 and len(payloads(lake, MAIN)) == 3
     assert payloads(lake, "logux/main") == []
     assert len(payloads(lake, "apple")) == 4
-    assert Manifests(lake).have_old_names(table.last(APP))
+    assert Manifests(storage_of(lake)).have_old_names(table.last(APP))
     for given in ({}, {"url": server.http_url}):
         found = audit(lake, runner=LocalRunner(), **given)
         assert not list(found.findings), list(found.findings)
@@ -98,7 +102,7 @@ def check(lake, before, server):
 
 
 def payloads(lake: Path, topic: str) -> list[bytes]:
-    batches = read_topic(lake, open_table(lake), topic)
+    batches = read_topic(storage_of(lake), open_table(storage_of(lake)), topic)
     return [payload for batch in batches for _, payload in batch]
 
 
@@ -106,18 +110,28 @@ def test_rows_without_duplicates_and_states_go_on(server, root, tmp_path):
     lake, deduped, made = (copied(root / name, tmp_path) for name in ("delta", "deduped", "states"))
     url = server.http_url
     export(lake, url=url, take_over=True, runner=LocalRunner())
-    shape = open_table(lake).shape._replace(by_topic=False)
-    known = DedupedTable.open(deduped, shape)
+    shape = open_table(storage_of(lake)).shape._replace(by_topic=False)
+    known = DedupedTable.open(storage_of(deduped), shape)
     assert known is not None and set(known.last().ends) == {ROOM, MAIN, "apple", "zebra"}
+    begin_windows_now(deduped)
     done = dedupe(lake, deduped, payload=True, runner=LocalRunner())
     # One of the new records, that of `apple`, is a duplicate.
     assert (done.rows, done.kept) == (3, 2)
     assert dedupe(lake, deduped, payload=True, runner=LocalRunner()).rows == 0
-    states = StatesTable.open(made)
+    assert known.last().secret is UNSET
+    states = StatesTable.open(storage_of(made))
     assert states is not None
     assert set(states.covered().ends) == {ROOM, MAIN, "apple", "zebra"}
     aggregate(lake, made, reducer="count", url=url, runner=LocalRunner())
     assert set(states.covered().ends) == {ROOM, MAIN, "apple", "zebra", "channel/room"}
+
+
+def begin_windows_now(deduped: Path) -> None:
+    """Let the windows of all known keys begin now: a day after the files were made, they are over."""
+    for path in deduped.glob("_headrace/keys/*.parquet"):
+        table = pq.read_table(path)
+        now = pa.array([time.time_ns() // 1_000_000] * len(table))
+        pq.write_table(table.set_column(table.schema.names.index("ms"), "ms", now), path)
 
 
 def test_hashes_of_names_are_what_they_were():
@@ -131,10 +145,12 @@ def test_hashes_of_names_are_what_they_were():
     assert stored_names(ROOM) == (ROOM, "channel/room") and stored_names("apple") == ("apple",)
 
 
-def test_folded_manifests_of_both_versions_hold(root):
-    found = Manifests(root / "delta").folded()
-    assert found.batches == 1 and found.format == 1 and ROOM in found.end
-    manifest = Manifests(root / "delta").read(2)
-    data = Manifests(root / "delta").path(2).read_bytes()
-    assert manifest.encode() == data and b"channel/room" in data
-    assert ROOM in manifest.end and manifest.ranges[1].topic == ROOM
+def test_manifests_of_a_lake_are_found_and_have_present_names(root):
+    manifests = Manifests(storage_of(root / "delta"))
+    last = open_table(storage_of(root / "delta")).last(APP)
+    assert last == (2, None)
+    names = manifests.names(last)
+    assert names == ("folded/000000000001.json", [(1, None), (2, None)])
+    merged = manifests.read_merged(names.merged)
+    assert merged.batches == 1 and merged.format == 1 and ROOM in merged.end
+    assert all(ROOM in manifests.read(one).end for one in names.single)

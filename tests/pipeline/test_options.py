@@ -6,8 +6,9 @@ import pytest
 from typer.main import get_command
 
 from headrace import pipeline
-from headrace.cli.main import app
+from headrace.cli.main import app, main
 from headrace.cli.pipeline.options import Given
+from headrace.client import Options
 from headrace.config.load import SETTINGS
 from headrace.config.pipeline import (
     JOBS,
@@ -54,6 +55,45 @@ def test_topics_on_the_command_line_override_a_pattern_in_the_settings(monkeypat
         assert given.keywords(options).get("pattern", "a.*") == "a.*"
         given.values["topics"] = ["b"]
         assert given.keywords(options).get("pattern", "") == ""
+
+
+def test_storage_options_come_from_flags_variables_and_the_file(monkeypatch, tmp_path):
+    fields, file = fields_of(CompactOptions), tmp_path / "headrace.toml"
+    file.write_text('[pipeline]\nstorage_options = { A = "1=2", B = "" }\n')
+    given = Given(dict.fromkeys([one.name for one in fields]) | {"lake": "x"}, file, fields)
+
+    def found():
+        given.__dict__.pop("settings", None)
+        return given.keywords(CompactOptions)["storage_options"]
+
+    assert found() == {"A": "1=2", "B": ""}
+    monkeypatch.setenv("HEADRACE_PIPELINE_STORAGE_OPTIONS", "A=3,C=4")
+    assert found() == {"A": "3", "C": "4"}
+    monkeypatch.setenv("HEADRACE_PIPELINE_STORAGE_OPTIONS", '{"A": "3,4"}')
+    assert found() == {"A": "3,4"}
+    given.values["storage_options"] = ["D=5,6", "E==7"]
+    assert found() == {"D": "5,6", "E": "=7"}
+    given.values["storage_options"] = []
+    assert found() == {"A": "3,4"}
+    monkeypatch.delenv("HEADRACE_PIPELINE_STORAGE_OPTIONS")
+    given.config_file = None
+    assert found() is None
+
+
+def test_values_of_storage_options_are_never_shown(monkeypatch, capsys):
+    secret = "s3cr3t"
+    with pytest.raises(SystemExit, match=r"^0$"):
+        main(["config", f"--set=pipeline.storage_options=KEY={secret}"])
+    said = capsys.readouterr().out
+    assert "KEY=***" in said and secret not in said
+    monkeypatch.setenv("HEADRACE_PIPELINE_STORAGE_OPTIONS", secret)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["config"])
+    said = capsys.readouterr().err
+    assert "pipeline.storage_options must be a table of texts" in said and secret not in said
+    given = {"storage_options": {"KEY": secret}}
+    assert secret not in repr(CompactOptions("x", **given))
+    assert secret not in repr(Options(lake="x", lake_options=given["storage_options"]))
 
 
 def test_every_setting_is_an_option_of_a_job():

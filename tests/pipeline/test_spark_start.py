@@ -5,13 +5,11 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from headrace.pipeline.tasks import JobError, SparkRunner, last_lines
-from headrace.spark.session import SparkStartError, session
 from tests.pipeline.lakes import cursors_of
 from tests.spark.support import publish, require_java
 from tests.tools import takes_long
@@ -72,13 +70,6 @@ def test_where_spark_does_not_start_nothing_is_written(
     assert cursors_of(server, "lake") == before
 
 
-def test_spark_connect_is_not_for_jobs() -> None:
-    with pytest.raises(
-        SparkStartError, match="'sc://h:15002' is the address of a Spark Connect server"
-    ):
-        session(master="sc://h:15002")
-
-
 def test_what_spark_said_is_told_without_its_stack() -> None:
     told = "\n".join(FAILING.splitlines()[2:-2])
     assert last_lines(told) == [
@@ -91,8 +82,7 @@ def test_what_spark_said_is_told_without_its_stack() -> None:
 def runner_of(process: "subprocess.Popen[bytes]") -> SparkRunner:
     """Return a runner whose JVM is this process."""
     runner = SparkRunner("test", "local[2]")
-    gateway = SimpleNamespace(proc=process)
-    runner._spark = SimpleNamespace(sparkContext=SimpleNamespace(_gateway=gateway))  # type: ignore[assignment]
+    runner._java = process.pid
     return runner
 
 
@@ -138,7 +128,7 @@ def test_a_real_jvm_that_is_killed_is_one_sentence(tmp_path: Path) -> None:
         "from headrace.pipeline.tasks import SparkRunner\n"
         "runner = SparkRunner('test', 'local[1]')\n"
         "runner.start()\n"
-        "kill = lambda: os.kill(runner._java().pid, signal.SIGKILL)\n"
+        "kill = lambda: os.kill(runner._java, signal.SIGKILL)\n"
         "try:\n"
         "    runner.run([60], time.sleep, lambda part: kill())\n"
         "finally:\n"

@@ -1,11 +1,22 @@
 """Work for Spark's executors: ordered results, failures as sentences, and sessions that are left alone."""
 
+import errno
 import signal
+from collections.abc import Iterator
 
 import pytest
 
 from headrace.errors import HeadraceError
-from headrace.pipeline.tasks import JobError, SparkRunner, _signals
+from headrace.pipeline.tasks import (
+    LETTER_BYTES_MAX,
+    JobError,
+    Letter,
+    LocalRunner,
+    SparkRunner,
+    Step,
+    TaskRunner,
+    _signals,
+)
 
 
 def double(number: int) -> int:
@@ -31,6 +42,61 @@ def test_results_come_in_the_order_of_the_works_and_failures_as_sentences(shared
     runner.close()
     # The session is not the runner's, so it still works.
     assert shared_spark.range(1).count() == 1
+
+
+def words(text: str) -> Iterator[Letter]:
+    """Send each word to the partition of its length, in reverse order."""
+    if text == "missing":
+        raise FileNotFoundError(errno.ENOENT, "No such file or directory", "words")
+    for word in sorted(text.split(), reverse=True):
+        yield Letter(len(word), word.encode(), b"1")
+
+
+def count(number: int, letters: Iterator[Letter]) -> Iterator[Letter]:
+    """Send the words of a partition, in the order of their arrival, to partition 0."""
+    found = [letter.key for letter in letters]
+    assert all(len(word) == number for word in found)
+    yield Letter(0, b"%d" % number, b",".join(found))
+
+
+def gather(number: int, letters: Iterator[Letter]) -> Iterator[Letter]:
+    yield Letter(number, b"", b" ".join(letter.data for letter in letters))
+
+
+STEPS = (Step(9, count), Step(2, gather))
+
+
+@pytest.mark.parametrize("where", ["here", "spark"])
+def test_letters_reach_their_partition_in_the_order_of_their_keys(where, request):
+    runner: TaskRunner = LocalRunner()
+    if where == "spark":
+        request.getfixturevalue("shared_spark")
+        runner = SparkRunner("test", "local[2]")
+    told: list[float] = []
+    [found] = runner.exchange(["to be or", "not to be", "that is"], words, STEPS, told.append)
+    assert found == Letter(0, b"", b"be,be,is,or,to,to not that")
+    assert told[-1] == 1.0
+    assert runner.exchange([""], words, STEPS) == []
+    assert runner.exchange([], words, STEPS) == []
+
+
+def large(size: int) -> Iterator[Letter]:
+    yield Letter(0, b"", bytes(size))
+
+
+@pytest.mark.usefixtures("shared_spark")
+def test_a_letter_may_be_large():
+    runner = SparkRunner("test", "local[2]")
+    [found] = runner.exchange([LETTER_BYTES_MAX, 1], large, [Step(1, gather)])
+    assert len(found.data) == LETTER_BYTES_MAX + 2
+
+
+@pytest.mark.usefixtures("shared_spark")
+def test_a_failure_within_an_exchange_is_one_sentence():
+    runner = SparkRunner("test", "local[2]")
+    with pytest.raises(JobError) as failed:
+        runner.exchange(["a b", "missing"], words, STEPS)
+    assert str(failed.value) == "[Errno 2] No such file or directory: 'words'"
 
 
 def test_without_works_nothing_is_started():

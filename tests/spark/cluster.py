@@ -1,5 +1,6 @@
-"""A standalone Spark cluster of real processes on the loopback interface, from the pip package."""
+"""A standalone Spark cluster and a Spark Connect server: real processes on loopback, of the pip package."""
 
+import importlib.util
 import os
 import re
 import signal
@@ -13,6 +14,7 @@ import pytest
 from headrace.testing import wait_until
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
+from tests.tools import without
 
 EXECUTORS = 2
 START_TIMEOUT_S = 180.0
@@ -83,6 +85,26 @@ def start_cluster(daemon: Daemon, root: Path) -> str:
     for worker in workers:
         wait_said(worker, "Successfully registered with master")
     return address
+
+
+def start_connect(daemon: Daemon, root: Path) -> str:
+    """Start a Spark Connect server with Spark inside it, and return its address."""
+    if importlib.util.find_spec("grpc") is None:
+        without("grpcio is not installed")
+    settings = {
+        "spark.connect.grpc.binding.address": "127.0.0.1",
+        "spark.connect.grpc.binding.port": 0,
+        "spark.ui.enabled": "false",
+        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
+    }
+    server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
+    output = daemon(
+        *("org.apache.spark.deploy.SparkSubmit", "--class", server_class, "--master", "local[2]"),
+        *(flag for item in settings.items() for flag in ("--conf", "{}={}".format(*item))),
+        "spark-internal",
+    )
+    port = wait_said(output, r"Spark Connect server started at: \S*127\.0\.0\.1:(\d+)")[1]
+    return f"sc://127.0.0.1:{port}"
 
 
 CLUSTER = {

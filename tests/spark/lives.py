@@ -46,10 +46,6 @@ class Driver:
             )
         self.wait(lambda: (self.root / "started").exists(), "the driver", START_TIMEOUT_S)
 
-    @property
-    def running(self) -> bool:
-        return self._process is not None
-
     def wait(self, condition: object, what: str, timeout_s: float = POINT_TIMEOUT_S) -> None:
         assert callable(condition)
         try:

@@ -1,6 +1,5 @@
 """Source and sink on a real standalone cluster, and over Spark Connect; both from the pip package."""
 
-import importlib.util
 import json
 import random
 import subprocess
@@ -12,16 +11,15 @@ from typing import Any
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.spark.cluster import EXECUTORS, Daemon, daemons, start_cluster, wait_said
+from tests.spark.cluster import EXECUTORS, Daemon, daemons, start_cluster, start_connect
 from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import (
-    JAVA_OPTIONS,
     ask,
     expected_rows,
     publish,
     receive,
 )
-from tests.tools import takes_long, without
+from tests.tools import takes_long
 
 pytestmark = takes_long
 
@@ -88,21 +86,7 @@ def test_a_standalone_cluster_reads_and_writes_over_url(
 def test_a_client_of_spark_connect_reads_and_writes(
     daemon: Daemon, published: tuple[ServerProcess, dict[str, list[bytes]]], tmp_path: Path
 ) -> None:
-    if importlib.util.find_spec("grpc") is None:
-        without("grpcio is not installed")
-    settings = {
-        "spark.connect.grpc.binding.address": "127.0.0.1",
-        "spark.connect.grpc.binding.port": 0,
-        "spark.ui.enabled": "false",
-        "spark.driver.extraJavaOptions": JAVA_OPTIONS,
-    }
-    server_class = "org.apache.spark.sql.connect.service.SparkConnectServer"
-    output = daemon(
-        *("org.apache.spark.deploy.SparkSubmit", "--class", server_class, "--master", "local[2]"),
-        *(flag for item in settings.items() for flag in ("--conf", "{}={}".format(*item))),
-        "spark-internal",
-    )
-    port = wait_said(output, r"Spark Connect server started at: \S*127\.0\.0\.1:(\d+)")[1]
+    address = start_connect(daemon, tmp_path)
     server, topics = published
-    found = run_job("connect", f"sc://127.0.0.1:{port}", server, topics, tmp_path)
+    found = run_job("connect", address, server, topics, tmp_path)
     assert found == {"rows": 1500, "class": "pyspark.sql.connect.session", "ended": True}

@@ -5,10 +5,11 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 
 from headrace.log.read.index import RUN_MS_MAX
@@ -24,6 +25,7 @@ from tests.spark.support import (
     rows_of,
     wait_applied,
 )
+from tests.tools import TORTURE, takes_long
 
 RECORDS = 3000
 PUSH_DOWN = "spark.sql.python.filterPushdown.enabled"
@@ -46,6 +48,12 @@ def place(request: pytest.FixtureRequest, server: ServerProcess) -> dict[str, st
     return {"path": str(server.data_dir)}
 
 
+def usually_of(usual: str) -> pytest.MarkDecorator:
+    """Mark a test that a usual run has with one place only; `make torture` has it with both."""
+    places = [usual, *(pytest.param(p, marks=takes_long) for p in ("url", "path") if p != usual)]
+    return pytest.mark.parametrize("place", places, indirect=True)
+
+
 # Columns
 
 
@@ -61,6 +69,7 @@ def test_the_columns_are_those_of_the_documentation(read: Read, large: list[Any]
     ]
 
 
+@usually_of("path")
 def test_a_schema_with_fewer_columns_reads_fewer(
     read: Read, large: list[Any], place: dict[str, str]
 ) -> None:
@@ -149,6 +158,7 @@ def wait_passed(ms: int) -> None:
     wait_until(lambda: time.time_ns() // 1_000_000 > ms, 120, "the clock to go on")
 
 
+@usually_of("url")
 def test_topics_are_named_or_matched(
     server: ServerProcess, read: Read, topic: str, place: dict[str, str]
 ) -> None:
@@ -170,7 +180,7 @@ def test_topics_are_named_or_matched(
 def test_files_can_be_read_while_a_server_writes_them(
     server: ServerProcess, read: Read, topic: str
 ) -> None:
-    payloads = [b"%d" % n for n in range(60_000)]
+    payloads = [b"%d" % n for n in range(60_000 if TORTURE else 30_000)]
     expected = expected_rows(topic, payloads)
     publish(server.figg_url, topic, payloads[:100])
     wait_applied(server, topic)
@@ -190,6 +200,7 @@ def test_files_can_be_read_while_a_server_writes_them(
 # Number of tasks
 
 
+@usually_of("url")
 def test_one_topic_is_read_by_several_tasks(
     read: Read, large: list[Any], place: dict[str, str]
 ) -> None:
@@ -232,6 +243,7 @@ def pushing_down(spark: Any) -> Iterator[None]:
     spark.conf.set(PUSH_DOWN, "false")
 
 
+@usually_of("url")
 @pytest.mark.usefixtures("pushing_down")
 def test_filters_narrow_what_is_read_where_the_session_allows_it(
     read: Read, large: list[Any], place: dict[str, str]
@@ -245,6 +257,7 @@ def test_filters_narrow_what_is_read_where_the_session_allows_it(
         assert (narrow.rdd.getNumPartitions() <= 2) == ((where, wanted) in PUSHED), where
 
 
+@usually_of("path")
 def test_filters_give_the_same_rows_where_the_session_does_not_push_them(
     read: Read, large: list[Any], place: dict[str, str]
 ) -> None:
@@ -328,7 +341,7 @@ def test_the_environment_of_the_source_can_change_while_a_query_is_serialized(sp
     starting.start()
     try:
         java = spark._jvm.org.apache.spark.util.Utils
-        for _ in range(50):
+        for _ in range(50 if TORTURE else 15):
             copy = java.deserialize(java.serialize(function)).envVars()
             assert copy["large-4999"] == "so that it takes a while"
     finally:
@@ -348,12 +361,40 @@ def test_a_server_that_is_down_is_an_error_with_its_address(read: Read) -> None:
     assert f"no server answers at {url}" in said
 
 
-def test_registering_names_a_python_of_workers_that_lacks_headrace(
+@pytest.fixture
+def worker_python(
     spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], str]:
+    """Make a script the Python of the session's workers, and return its path."""
+
+    def use(script: str) -> str:
+        python = tmp_path / "python"
+        python.write_text(f"#!/bin/sh\n{script}\n")
+        python.chmod(0o755)
+        monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
+        monkeypatch.setenv("PYSPARK_PYTHON", str(python))
+        return str(python)
+
+    return use
+
+
+def test_registering_names_a_python_of_workers_that_lacks_headrace(
+    spark: Any, worker_python: Callable[[str], str]
 ) -> None:
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S -E "$@"\n')
-    python.chmod(0o755)
-    monkeypatch.setattr(spark.sparkContext, "pythonExec", str(python))
-    with pytest.raises(WorkerPythonError, match=f"workers run {python}, which has no headrace"):
+    packages = Path(pyarrow.__file__).parent.parent
+    worker_python(f'PYTHONPATH={packages} exec {sys.executable} -S "$@"')
+    with pytest.raises(WorkerPythonError) as error:
+        register(spark)
+    assert f"Spark's workers run {sys.executable}, which has no headrace: set" in str(error.value)
+    assert f"set PYSPARK_PYTHON={sys.executable} before the session starts" in str(error.value)
+
+
+def test_registering_tells_why_workers_cannot_run(
+    spark: Any, worker_python: Callable[[str], str]
+) -> None:
+    python = worker_python(f'exec {sys.executable} -S -E "$@"')
+    with pytest.raises(WorkerPythonError, match="Spark's workers cannot run Headrace"):
+        register(spark)
+    Path(python).unlink()
+    with pytest.raises(WorkerPythonError, match=f"run '{python}', which does not exist"):
         register(spark)

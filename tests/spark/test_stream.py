@@ -81,9 +81,9 @@ def test_what_there_is_is_read_once_and_then_only_what_is_new(
 @pytest.mark.parametrize(
     ("options", "rows"),
     [
-        ({"maxRowsPerTrigger": 100}, 100),
+        pytest.param({"maxRowsPerTrigger": 100}, 100, marks=takes_long),
         ({"maxOffsetsPerTrigger": 100}, 100),
-        ({"maxBytesPerTrigger": 10_400}, 100),
+        pytest.param({"maxBytesPerTrigger": 10_400}, 100, marks=takes_long),
         ({"maxRowsPerTrigger": 90, "maxBytesPerTrigger": 10_400}, 90),
         ({"maxRowsPerTrigger": 150, "maxBytesPerTrigger": 10_400}, 100),
     ],
@@ -276,7 +276,9 @@ def test_a_first_batch_that_is_repeated_begins_where_it_began(
     assert ordinals(found) == list(range(12))
 
 
-@pytest.mark.parametrize(("where", "joins"), [("url", True), ("path", False)])
+@pytest.mark.parametrize(
+    ("where", "joins"), [("url", True), pytest.param("path", False, marks=takes_long)]
+)
 def test_a_topic_that_is_gone_with_a_batch_of_it_is_an_error(
     server: ServerProcess,
     run: Callable[..., Collected],

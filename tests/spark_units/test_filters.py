@@ -26,6 +26,7 @@ from headrace.spark.options import parse_source
 from headrace.spark.source import narrowing_of
 from tests.reader.conftest import Filled
 from tests.reader.test_logs import NAMES, read, state_of, times_of
+from tests.tools import EXAMPLES
 
 COMPARISONS = {
     EqualTo: lambda a, b: a == b,
@@ -62,7 +63,7 @@ def planned(log: LogView, filters: list[Filter]) -> list[tuple[str, int]]:
             for record in read(log, part)]  # fmt: skip
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_exactly_the_rows_that_the_filters_leave_are_read(log, filled, data):
     rows = rows_of(log, filled)

@@ -13,7 +13,7 @@ from headrace.cli.common.output import print_table
 from headrace.config.load import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
-from headrace.config.values import Origins, ReaderNames
+from headrace.config.values import KeyValues, Origins, ReaderNames
 from headrace.printing import MASK, masked_secret, quoted
 
 
@@ -55,6 +55,8 @@ def value_of(config: Config, key: str) -> Any:
 def shown_of(config: Config, key: str) -> Any:
     """Return the value for printing: a secret is masked."""
     value = value_of(config, key)
+    if isinstance(value, KeyValues):
+        return value.masked()
     return masked_secret(value) if SETTINGS[key].is_secret else value
 
 
@@ -243,7 +245,7 @@ def _lines(fields: Iterator[tuple[str, Any]]) -> list[str]:
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Origins | ReaderNames):
+    if isinstance(value, Origins | ReaderNames | KeyValues):
         return list(value)
     return value if isinstance(value, int | float) else str(value)
 
@@ -252,6 +254,6 @@ def _literal(value: Any) -> str:
     """Return the value as TOML, whose strings equal JSON strings without escaped surrogate pairs."""
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, Origins | ReaderNames | list):
+    if isinstance(value, Origins | ReaderNames | KeyValues | list):
         return f"[{', '.join(map(_literal, value))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

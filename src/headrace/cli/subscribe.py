@@ -9,11 +9,10 @@ import select
 import stat
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -28,6 +27,7 @@ from headrace.cli.common.server import (
     request,
     run_with_client,
 )
+from headrace.config.values import KeyValues
 from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
 from headrace.printing import printable, quoted
@@ -39,6 +39,9 @@ Describe = Callable[["Message"], tuple[bytes, dict[str, Any]]]
 """Return the printed bytes of a message, and its fields for --json besides topic and offsets."""
 
 _GLANCE_S = 1.0
+
+_STORAGE_OPTIONS = "HEADRACE_PIPELINE_STORAGE_OPTIONS"
+_CATALOG_OPTIONS = "HEADRACE_PIPELINE_CATALOG_OPTIONS"
 
 _ASKS_HTTP = "(--last, --since and --until-end ask the server's HTTP address: give it with --http)"
 
@@ -68,11 +71,27 @@ def subscribe(
         Start, option("--start", "Where a reader begins that the server does not know yet.")
     ] = Start.OLDEST,
     lake: Annotated[
-        Path | None,
+        str | None,
         option(
             "--lake DIR",
             "A lake that the topic is exported to: what the log has no more is read there.",
             envvar="HEADRACE_PIPELINE_LAKE",
+        ),
+    ] = None,
+    storage_options: Annotated[
+        list[str] | None,
+        option(
+            "--storage-option KEY=VALUE",
+            "Option of the lake's object storage, such as AWS_ENDPOINT_URL=http://host:9000; may be"
+            " repeated.  [env HEADRACE_PIPELINE_STORAGE_OPTIONS]",
+        ),
+    ] = None,
+    catalog_options: Annotated[
+        list[str] | None,
+        option(
+            "--catalog-option KEY=VALUE",
+            "Property of the lake's Iceberg catalogue, such as uri=https://host; may be repeated. "
+            " [env HEADRACE_PIPELINE_CATALOG_OPTIONS]",
         ),
     ] = None,
     as_json: Annotated[
@@ -104,7 +123,24 @@ def subscribe(
     headrace subscribe greetings --from-offset 0 --lake /data/lake
     headrace subscribe orders --reader billing --until-end
     """
-    print_records(topic, span, connection, as_json=as_json, reader=reader, start=start, lake=lake)
+    print_records(
+        topic,
+        span,
+        connection,
+        as_json=as_json,
+        reader=reader,
+        start=start,
+        lake=lake,
+        lake_options=_pairs("--storage-option", storage_options, _STORAGE_OPTIONS),
+        lake_catalog=_pairs("--catalog-option", catalog_options, _CATALOG_OPTIONS),
+    )
+
+
+def _pairs(flag: str, given: list[str] | None, variable: str) -> dict[str, str]:
+    try:
+        return KeyValues.parse(given or os.environ.get(variable, "")).mapping
+    except ValueError:
+        raise UsageError(f"{flag} takes KEY=VALUE") from None
 
 
 def print_records(
@@ -115,7 +151,9 @@ def print_records(
     as_json: bool,
     reader: str | None = None,
     start: Start = Start.OLDEST,
-    lake: Path | None = None,
+    lake: str | None = None,
+    lake_options: Mapping[str, str] | None = None,
+    lake_catalog: Mapping[str, str] | None = None,
     describe: Describe | None = None,
 ) -> None:
     """Run `subscribe` with these options; `describe` is for topics whose records have an envelope."""
@@ -173,7 +211,15 @@ def print_records(
     )
     url = options.url_or_default(connection.url)
     try:
-        run_with_client(url, connection.timeout_s, printer.print_all, patient=True, lake=lake)
+        run_with_client(
+            url,
+            connection.timeout_s,
+            printer.print_all,
+            patient=True,
+            lake=lake,
+            lake_options=lake_options,
+            lake_catalog=lake_catalog,
+        )
     except KeyboardInterrupt:
         pass  # the user ends the command
     except BrokenPipeError:

@@ -21,7 +21,15 @@ from msgspec import Meta
 
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
-from headrace.config.values import NUMBER_MAX, UNITS_HELP, Address, Origins, Quantity, ReaderNames
+from headrace.config.values import (
+    NUMBER_MAX,
+    UNITS_HELP,
+    Address,
+    KeyValues,
+    Origins,
+    Quantity,
+    ReaderNames,
+)
 from headrace.errors import ConfigError
 from headrace.printing import quoted
 
@@ -180,6 +188,7 @@ _ALLOWED: dict[Any, str] = {
     "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` is any "
     "page, and an empty list no page at all; in flags and variables with commas",
     ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    KeyValues: "a table of texts; in flags and variables KEY=VALUE, with commas between them, or JSON",
     Path: "a path",
     str: "a text",
     tuple[str, ...]: "a list of texts",
@@ -302,7 +311,7 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, ReaderNames):
+        if base in (Origins, ReaderNames, KeyValues):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)

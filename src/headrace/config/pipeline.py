@@ -6,14 +6,14 @@ in docs/pipeline.md follow from these classes. Elsewhere: arguments that only Py
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
-from headrace.config.values import BYTES, NUMBER_MAX, SECONDS, Quantity, setting
+from headrace.config.values import BYTES, NUMBER_MAX, SECONDS, KeyValues, Quantity, setting
 from headrace.errors import OptionError
 
 
@@ -45,6 +45,7 @@ class Option:
     unit: str = ""
     ge: float | None = None
     le: float | None = None
+    is_secret: bool = False
     values: type[StrEnum] | None = None
     """Allowed values of the setting; the first is the default."""
     keyword: Callable[[Any], Any] = lambda value: value
@@ -79,7 +80,12 @@ Pattern = Annotated[
         setting="pattern",
     ),
 ]
-Lake = Annotated[Directory, Option("Directory of the lake.", "--lake DIR", setting="lake")]
+Lake = Annotated[
+    Directory,
+    Option(
+        "Directory or address of the lake, such as s3://bucket/lake.", "--lake DIR", setting="lake"
+    ),
+]
 Url = Annotated[
     str,
     Option(
@@ -130,6 +136,28 @@ TASK_BYTES = 64 << 20
 class JobOptions:
     """Options of all jobs."""
 
+    storage_options: Annotated[
+        Mapping[str, str] | None,
+        Option(
+            "Option of the object storage, named as its library does, such as "
+            "AWS_ENDPOINT_URL=http://host:9000; may be repeated. Other users of this machine can see it.",
+            "--storage-option KEY=VALUE",
+            setting="storage_options",
+            is_secret=True,
+            keyword=lambda pairs: pairs.mapping or None,
+        ),
+    ] = dataclasses.field(default=None, repr=False)
+    catalog_options: Annotated[
+        Mapping[str, str] | None,
+        Option(
+            "Property of the Iceberg catalogue of the lake, named as pyiceberg does, such as "
+            "uri=https://host; may be repeated. Other users of this machine can see it.",
+            "--catalog-option KEY=VALUE",
+            setting="catalog_options",
+            is_secret=True,
+            keyword=lambda pairs: pairs.mapping or None,
+        ),
+    ] = dataclasses.field(default=None, repr=False)
     master: Annotated[
         str,
         Option(
@@ -247,7 +275,7 @@ class DedupeOptions(JobOptions):
     into: Annotated[
         Directory,
         Option(
-            "Directory of the table without duplicates; created if it is missing.",
+            "Directory or address of the table without duplicates; created if it is missing.",
             "--into DIR",
             setting="dedupe_into",
         ),
@@ -371,7 +399,7 @@ class StatesOptions(JobOptions):
 StatesInto = Annotated[
     Directory,
     Option(
-        "Directory of the table of states; created if it is missing.",
+        "Directory or address of the table of states; created if it is missing.",
         "--into DIR",
         setting="aggregate_into",
     ),
@@ -475,7 +503,14 @@ def fields_of(*classes: type[JobOptions]) -> list[Field]:
     return sorted(found.values(), key=lambda field: _SHARED.get(field.name, 0))
 
 
-_SHARED = {"url": 1, "token": 2, "data_dir": 3, "master": 4}
+_SHARED = {
+    "url": 1,
+    "token": 2,
+    "data_dir": 3,
+    "storage_options": 4,
+    "catalog_options": 5,
+    "master": 6,
+}
 """Order of the options that most jobs have; all others come before."""
 
 
@@ -507,13 +542,14 @@ def _settings() -> list[tuple[str, Any, Any]]:
         if not option.setting or option.setting in found:
             continue
         kinds = [one for one in (get_args(field.type) or (field.type,)) if one is not type(None)]
-        kind = option.values or kinds[0]
+        kind: Any = option.values or (KeyValues if kinds[0] == Mapping[str, str] else kinds[0])
         default = next(iter(option.values)) if option.values else field.default
         described = setting(
-            "" if default is None else default,
+            kind() if default is None else default,
             option.help,
             option.unit,
             flag=option.flag,
+            secret=option.is_secret,
             ge=option.ge,
             le=option.le,
         )

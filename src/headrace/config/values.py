@@ -2,6 +2,7 @@
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from dataclasses import field
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
@@ -10,6 +11,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.model import check_reader_name
+from headrace.printing import MASK
 
 NUMBER_MAX = 2**62  # offsets and sizes stay well below the limits of files and SQLite
 
@@ -230,6 +232,36 @@ class ReaderNames(tuple[str, ...]):
         for name in names:
             check_reader_name(name)
         return cls(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
+class KeyValues(tuple[str, ...]):
+    """Options of a library, each as `KEY=VALUE`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a table, a list, or a text with commas or as in JSON. Raises ValueError."""
+        if isinstance(value, str) and value.startswith("{"):
+            value = msgspec.json.decode(value)
+        if isinstance(value, Mapping):
+            given = msgspec.convert(value, dict[str, str])
+            return cls(f"{key}={one}" for key, one in given.items())
+        pairs = [] if value == "" else _texts(value)
+        if not all(pair.partition("=")[0] and "=" in pair for pair in pairs):
+            raise ValueError("not KEY=VALUE")
+        return cls(pairs)
+
+    @property
+    def mapping(self) -> dict[str, str]:
+        return {key: value for key, _, value in (pair.partition("=") for pair in self)}
+
+    def masked(self) -> Self:
+        """Return the same keys without their values."""
+        return type(self)(f"{key}={MASK}" for key in self.mapping)
 
     def __str__(self) -> str:
         return ",".join(self)

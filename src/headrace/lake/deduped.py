@@ -1,14 +1,14 @@
 """A Delta table of a lake's rows with duplicates removed: its files, and the note that each run leaves.
 
-A run counts once the table has committed its number, in the same step as its files. The run's note is on disk
-before that. The note says up to which offset each topic is covered, and which files have the keys that the
-next run needs.
+A run counts once the table has committed its number, in the same step as its files. The commit names the
+run's note, which is durable before. The note says up to which offset each topic is covered, and which files
+have the keys that the next run needs.
 """
 
 import datetime
 import re
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 import msgspec
@@ -23,8 +23,6 @@ from headrace.lake.files.writing import (
     Statistics,
     Values,
     WrittenFile,
-    make_directory,
-    replace,
     time_text,
 )
 from headrace.lake.format import (
@@ -36,25 +34,29 @@ from headrace.lake.format import (
     decode_versioned,
     present_topic,
 )
-from headrace.lake.formats.delta import DeltaLake, can_open, make_delta
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.formats.delta import LOG, DeltaLake, can_open, make_delta
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage
 from headrace.model import legacy_name
 
 APP = "headrace-dedupe"
 """Name of the Delta application whose transaction numbers are the numbers of runs."""
 
 _FORMAT_KEY = "headrace.deduped"
-_NOTE_KEY = "headrace.note"
 
-KEYS = "keys"
-_NOTES = "runs"
+KEYS = f"{HIDDEN}/keys"
+_NOTES = f"{HIDDEN}/runs"
 _KEPT_S = 7 * 86_400.0
 """Time that files stay after the table has dropped them, because readers may still use them."""
 
 _OURS = re.compile(
-    r"([0-9]{12,})-([0-9a-f]{8}\.json(\.[0-9a-f]{12}\.tmp)?|[0-9]{4,}-[0-9a-f]{12}\.parquet)"
+    rf"{HIDDEN}/(?:(?:runs|keys)/([0-9]{{12,}})-"
+    r"(?:[0-9a-f]{8}\.json(?:\.[0-9a-f]{12}\.tmp)?|[0-9]{4,}-[0-9a-f]{12}\.parquet)"
+    r"|staging/.+\.arrow)"
 )
-"""Names of notes, also of partly written ones, and of key files."""
+"""Paths of notes, also of partly written ones, and of key files, with the number of their run.
+
+Also those of files that tasks of an earlier version left for each other, without a number.
+"""
 
 _RESTORE = "restore it, or dedupe into a new directory"
 
@@ -75,6 +77,8 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
     lake: str
     """Identity of the lake's table."""
     key: str
+    secret: str | msgspec.UnsetType = msgspec.UNSET
+    """Secret of the keys' hashes. Tables that an earlier version has made have none."""
     window_ms: int | None
     """Time window for duplicates; None means unlimited."""
     ends: dict[str, int]
@@ -98,51 +102,55 @@ class RunNote(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DedupedTable:
-    def __init__(self, directory: Path, shape: Shape) -> None:
-        self._directory = directory
-        self._table = DeltaLake(directory, shape)
+    def __init__(self, storage: Storage, shape: Shape) -> None:
+        self._storage = storage
+        self._table = DeltaLake(storage, shape)
 
     @classmethod
-    def open(cls, directory: Path, shape: Shape) -> Self | None:
+    def open(cls, storage: Storage, shape: Shape) -> Self | None:
         """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
-        found = can_open(directory, _FORMAT_KEY, "deduped rows of Headrace")
-        return cls(directory, shape) if found else None
+        found = can_open(storage, _FORMAT_KEY, "deduped rows of Headrace")
+        return cls(storage, shape) if found else None
 
     @classmethod
-    def make(cls, directory: Path, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> Self:
         columns = shape.columns.append(DATE)
-        make_delta(directory, "headrace deduped", columns, {_FORMAT_KEY: str(FORMAT)}, ["date"])
-        return cls(directory, shape)
+        make_delta(storage, "headrace deduped", columns, {_FORMAT_KEY: str(FORMAT)}, ["date"])
+        return cls(storage, shape)
 
     def last(self) -> RunNote | None:
         """Return the note of the last committed run."""
-        number = self._table.last(APP)
-        if number is None:
+        last = self._table.last(APP)
+        if last is None:
             return None
-        noted = (self._table.notes(number) or {}).get(_NOTE_KEY)
-        # Other notes with this number were never committed, and are swept soon.
-        paths = list((self._directory / HIDDEN / _NOTES).glob(f"{noted or f'{number:012}-*'}.json"))
-        if len(paths) != 1:
-            raise LakeError(
-                f"{self._directory}: the note of run {number} is missing, so it is unknown how far the run "
-                f"came: {_RESTORE}"
-            )
-        return read_note(paths[0])
+        if last.token is not None:
+            paths = [_path_of(last.number, last.token)]
+        else:
+            # An earlier version has not stored the checksum. Usually there is one note with this number.
+            found = self._storage.list(f"{_NOTES}/{last.number:012}-")
+            paths = [one.path for one in found if one.path.endswith(".json")]
+        if len(paths) == 1:
+            with suppress(FileNotFoundError):
+                return read_note(self._storage.file(paths[0]))
+        raise LakeError(
+            f"{self._storage.address}: the note of run {last.number} is missing, so it is unknown how far "
+            f"the run came: {_RESTORE}"
+        )
 
     def commit(
         self, note: RunNote, files: Sequence[WrittenFile], here: Callable[[str], None]
     ) -> bool:
         """Add files to the table, once for the note's number.
 
-        Return False if the number is already committed.
-
-        `here` is called with "noted" when the note is on disk.
+        Return False if another run has committed the number. `here` is called with "noted" when the note is
+        durable.
         """
-        path = note_path(self._directory, note)
-        make_directory(path.parent)
-        replace(path, note.encode())
+        data = note.encode()
+        path = note_path(note)
+        if not self._storage.create(path, data) and self._storage.read(path) != data:
+            return False  # another run has this number
         here("noted")
-        return self._table.commit(APP, note.number, files, {_NOTE_KEY: path.stem})
+        return self._table.commit(APP, note.number, files, crc32c(data))
 
     def sweep(self, note: RunNote) -> None:
         """Delete notes and key files that `note`, the last one, does not name, up to its number.
@@ -150,35 +158,43 @@ class DedupedTable:
         Also delete files of rows that the table has not named for a week. Files with a later number may
         belong to a run on another machine, so they stay.
         """
-        hidden = self._directory / HIDDEN
-        named = {self._directory / one.path for one in note.buckets}
-        named.add(note_path(self._directory, note))
-        for path in (*hidden.glob(f"{_NOTES}/*"), *hidden.glob(f"{KEYS}/*")):
-            ours = _OURS.fullmatch(path.name)
-            if ours and int(ours[1]) <= note.number and path not in named:
-                path.unlink(missing_ok=True)
+        named = {note_path(note), *(one.path for one in note.buckets)}
+        found = [one.path for one in self._storage.list(f"{HIDDEN}/") if one.path not in named]
+        ours = ((path, _OURS.fullmatch(path)) for path in found)
+        self._storage.delete(
+            path for path, one in ours if one and (one[1] is None or int(one[1]) <= note.number)
+        )
         self._table.sweep(_KEPT_S, dry_run=False)
 
 
-def note_path(directory: Path, note: RunNote) -> Path:
+def is_table(storage: Storage) -> bool:
+    """True if there is a table, as seen from this machine."""
+    return storage.has(LOG)
+
+
+def note_path(note: RunNote) -> str:
     """Return the path of a note, which contains its number and its checksum.
 
-    Thanks to the checksum, a note whose commit fails does not overwrite the note of another run.
+    Thanks to the checksum, a note whose commit fails is not taken for the note of another run.
     """
-    data = note.encode()
-    return directory / HIDDEN / _NOTES / f"{note.number:012}-{crc32c(data):08x}.json"
+    return _path_of(note.number, crc32c(note.encode()))
 
 
-def read_note(path: Path) -> RunNote:
+def _path_of(number: int, crc: int) -> str:
+    return f"{_NOTES}/{number:012}-{crc:08x}.json"
+
+
+def read_note(file: LakeFile) -> RunNote:
+    """Read a note; raise FileNotFoundError if it is missing, and LakeError if it is damaged."""
     reason = "its checksum fails"
+    data = file.storage.read(file.path)
     try:
-        data = path.read_bytes()
-        note = decode_versioned(data, RunNote, str(path))
-        if path.stem.endswith(f"-{crc32c(data):08x}"):
+        note = decode_versioned(data, RunNote, str(file))
+        if file.path.endswith(f"-{crc32c(data):08x}.json"):
             return note.present()
     except ValueError as error:
         reason = str(error)
-    raise LakeError(f"{path} is damaged ({reason}): {_RESTORE}")
+    raise LakeError(f"{file} is damaged ({reason}): {_RESTORE}")
 
 
 # Files
@@ -190,8 +206,8 @@ _1970 = datetime.date(1970, 1, 1)
 class DedupedWriter:
     """Writer of the files of one task."""
 
-    def __init__(self, directory: Path, name: str, columns: pa.Schema) -> None:
-        self._directory, self._name, self._columns = directory, name, columns
+    def __init__(self, storage: Storage, name: str, columns: pa.Schema) -> None:
+        self._storage, self._name, self._columns = storage, name, columns
         self._open: dict[int, _File] = {}
 
     def add(self, rows: pa.RecordBatch) -> None:
@@ -200,7 +216,7 @@ class DedupedWriter:
         for day in np.unique(days).tolist():
             if day not in self._open:
                 date = str(_1970 + datetime.timedelta(days=day))
-                self._open[day] = _File(self._directory, date, self._name, self._columns)
+                self._open[day] = _File(self._storage, date, self._name, self._columns)
             is_of_day = days == day
             some = rows if is_of_day.all() else rows.filter(pa.array(is_of_day))
             self._open[day].add(some)
@@ -210,9 +226,9 @@ class DedupedWriter:
 
 
 class _File:
-    def __init__(self, directory: Path, date: str, name: str, columns: pa.Schema) -> None:
-        self._directory, self._date = directory, date
-        self._file = SortedFile(directory, f"date={date}/{name}.parquet", columns)
+    def __init__(self, storage: Storage, date: str, name: str, columns: pa.Schema) -> None:
+        self._storage, self._date = storage, date
+        self._file = SortedFile(storage, f"date={date}/{name}.parquet", columns)
         self._added = _Sums()
         self._found: list[Values] = []
         """Least and greatest values of each batch of rows."""
@@ -223,17 +239,16 @@ class _File:
         self._file.add(rows, rows["payload"].nbytes)
 
     def finish(self) -> WrittenFile:
-        path = self._file.finish({})
+        path, size = self._file.finish({})
         held = _Sums()
-        for rows in read_groups(self._directory / path, ("offset", "payload")):
+        for rows in read_groups(self._storage.file(path), ("offset", "payload")):
             held = held.and_of(rows)
         if held != self._added:
             raise LakeError(
-                f"{self._directory / path} does not have the rows that were written to it"
+                f"{self._storage.file(path)} does not have the rows that were written to it"
             )
         columns = list(zip(*self._found, strict=True))
         statistics = Statistics(Values(*map(min, columns)), Values(*map(max, columns)))
-        size = (self._directory / path).stat().st_size
         return WrittenFile(path, size, held.rows, {"date": self._date}, statistics, ())
 
 

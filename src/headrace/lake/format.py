@@ -9,10 +9,18 @@ import functools
 import os
 import re
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from typing import Concatenate, Literal, NamedTuple, ParamSpec, Protocol, Self, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Concatenate,
+    Literal,
+    NamedTuple,
+    ParamSpec,
+    Protocol,
+    Self,
+    TypeVar,
+)
 
 import msgspec
 import pyarrow as pa
@@ -23,7 +31,10 @@ from headrace.errors import HeadraceError
 from headrace.lake.columns import columns_text, parse_columns
 from headrace.model import ENVELOPE_PREFIXES, Position, legacy_name, present_name
 
-FORMAT = 2
+if TYPE_CHECKING:
+    from headrace.lake.storage.storage import Storage
+
+FORMAT = 3
 """Format of the metadata beside the table. A lake with a newer format is refused."""
 
 RENAMED_FORMAT = 2
@@ -44,39 +55,30 @@ class LakeError(HeadraceError):
     """The lake cannot be used as it is. The message says why and what to change."""
 
 
+class StorageError(LakeError):
+    """The object storage has failed or refused a request. That says nothing about the lake's files."""
+
+    def __init__(self, text: str, *, is_cut: bool = False) -> None:
+        self.is_cut = is_cut
+        """True if an answer ended too early, which libraries do not always repeat."""
+        super().__init__(text)
+
+
 class DamagedTableError(LakeError):
     """The metadata that names the lake's files cannot be read.
 
     `file` is the damaged file or a directory above it, relative to the lake.
     """
 
-    def __init__(self, lake: Path, file: str, reason: object) -> None:
+    def __init__(self, storage: "Storage", file: str, reason: object) -> None:
         self.file, self.reason = file, plain(reason)
-        super().__init__(f"{lake / file} cannot be read: {self.reason}")
+        super().__init__(f"{storage.file(file)} cannot be read: {self.reason}")
 
 
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]+:")
-"""First part of an address that was parsed as a path, which joins its two slashes."""
-
-
-def check_path(path: Path) -> None:
-    """Raise LakeError for a path that table libraries would misread, because they expect addresses."""
-    if any(map(_SCHEME.fullmatch, path.parts)):
-        raise LakeError(
-            f"{path} is an address: a lake is a directory, where an object store is mounted"
-        )
-    found = _NO_PATH.search(str(path.absolute()))
-    if found:
-        raise LakeError(
-            f"{str(path)!r} has {found[0]!r} in it, which means something else in addresses of tables: name "
-            "another directory"
-        )
-
-
-def not_ours(directory: Path, found: str, what: str = "a lake of Headrace") -> LakeError:
-    """Return the error for a directory that holds `found` instead of `what`."""
+def not_ours(address: str, found: str, what: str = "a lake of Headrace") -> LakeError:
+    """Return the error for a place that holds `found` instead of `what`."""
     return LakeError(
-        f"{directory} holds something else than {what} ({found}): name a new or an empty directory"
+        f"{address} holds something else than {what} ({found}): name a new or an empty directory"
     )
 
 
@@ -102,8 +104,6 @@ def plain(reason: object) -> str:
         said = f"{type(reason).__name__} {said}".strip()  # its text is only the key
     return said if len(said) <= _WORDS_MAX else f"{said[:_WORDS_MAX]} …"
 
-
-_NO_PATH = re.compile(r"[%#?\\\x00-\x1f\x7f\ud800-\udfff]")
 
 SCHEMA = pa.schema(
     [
@@ -191,12 +191,41 @@ class File(msgspec.Struct, frozen=True):
     rows: int
 
 
-CRC_KEY = "headrace.manifest"
-"""Key under which a commit stores the checksum of its manifest."""
+_TOKEN_BITS = 32
+
+
+class Committed(NamedTuple):
+    """The last commit of an application."""
+
+    number: int
+    token: int | None
+    """Number of 32 bits by which an application recognises its own commit. A batch has the checksum of its
+    manifest. None if an earlier version made the commit."""
+
+    @classmethod
+    def find(cls, app: str, last: Callable[[str], int | None]) -> Self | None:
+        """Find the commit by a function that returns the last number of an application."""
+        number, joined = last(app), last(f"{app}.token")
+        if number is None:
+            return None
+        if joined is None or joined >> _TOKEN_BITS != number:
+            return cls(number, None)
+        return cls(number, joined & ((1 << _TOKEN_BITS) - 1))
+
+    def numbers(self, app: str) -> dict[str, int]:
+        """Return the numbers that a commit stores, by application."""
+        assert self.token is not None
+        # The second number grows with the first, as some tables demand.
+        return {app: self.number, f"{app}.token": self.number << _TOKEN_BITS | self.token}
+
+
+def token_of(paths: Iterable[str]) -> int:
+    """Return a token for a commit of new files, whose names are unique."""
+    return crc32c("\n".join(paths).encode())
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """Contents of a batch. They count once the table has committed a batch of that number."""
+    """Contents of a batch. They count once the table has committed its number and checksum."""
 
     format: int = FORMAT
     number: int
@@ -206,15 +235,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     files: tuple[File, ...]
     ranges: tuple[RecordRange, ...]
     lost: tuple[LostRange, ...] = ()
+    merged: str = ""
+    """Path below `_headrace` of the merged manifest of the first batches; empty if there is none."""
+    since: tuple[int, ...] = ()
+    """Checksums of the manifests of the batches after the merged ones, up to the batch before this one."""
 
     def encode(self) -> bytes:
-        # A manifest of an earlier format keeps its bytes on disk, because its commit stores their checksum.
-        is_old = self.format < RENAMED_FORMAT
-        return msgspec.json.encode(_renamed(self, legacy_name) if is_old else self)
+        return msgspec.json.encode(self)
 
     @property
     def crc(self) -> int:
-        """Checksum that the commit of this manifest stores."""
         return crc32c(self.encode())
 
 
@@ -223,7 +253,7 @@ class MergedManifest(msgspec.Struct, frozen=True, kw_only=True):
 
     format: int = FORMAT
     batches: int = 0
-    """Number of merged batches. The next batch has a manifest of its own."""
+    """Number of merged batches, which are the first ones."""
     start: Positions = {}
     end: Positions = {}
     ranges: tuple[RecordRange, ...] = ()
@@ -293,7 +323,7 @@ def decode_manifest(data: bytes, place: str) -> Manifest:
         ) from None
 
 
-def decode_folded(data: bytes, place: str) -> MergedManifest:
+def decode_merged(data: bytes, place: str) -> MergedManifest:
     reason = "its checksum fails"
     try:
         found = decode_versioned(data, MergedManifest, place)
@@ -354,7 +384,7 @@ _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
 @contextmanager
 def in_a_sentence(
-    lake: Path,
+    storage: "Storage",
     file: str,
     kinds: type[Exception] | tuple[type[Exception], ...] = Exception,
     *,
@@ -369,26 +399,28 @@ def in_a_sentence(
     except HeadraceError:
         raise
     except kinds as error:
+        if (failure := storage.failure(error, file)) is not None:
+            raise failure from None
         reason = getattr(error, "orig", None) or error  # SQLAlchemy wraps the SQLite error
         if _is_of_writing(reason, writing):
-            raise LakeError(f"{lake / file} cannot be written to: {plain(reason)}") from None
-        raise DamagedTableError(lake, file, reason) from error
+            raise LakeError(f"{storage.file(file)} cannot be written to: {plain(reason)}") from None
+        raise DamagedTableError(storage, file, reason) from error
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Add the path to errors of a library that writes one of our files and does not name it."""
+def writing(file: object) -> Iterator[None]:
+    """Add the file to errors of a library that writes one of our files and does not name it."""
     try:
         yield
     except OSError as error:
         if error.filename is not None:
             raise
         reason = os.strerror(error.errno) if error.errno else plain(error)
-        raise LakeError(f"{path} cannot be written to: {reason}") from None
+        raise LakeError(f"{file} cannot be written to: {reason}") from None
 
 
 class _Table(Protocol):
-    _lake: Path
+    _storage: "Storage"
     _where: str
 
 
@@ -410,7 +442,7 @@ def writes(method: _Method[_T, _P, _R]) -> _Method[_T, _P, _R]:
 def _told(method: _Method[_T, _P, _R], *, writing: bool) -> _Method[_T, _P, _R]:
     @functools.wraps(method)
     def call(self: _T, /, *args: _P.args, **given: _P.kwargs) -> _R:
-        with in_a_sentence(self._lake, self._where, writing=writing):
+        with in_a_sentence(self._storage, self._where, writing=writing):
             return method(self, *args, **given)
 
     return call

@@ -1,31 +1,53 @@
-"""Manifests of a lake on disk: write, read and merge them, and find how far each topic is exported.
+"""Manifests of a lake: write, read and merge them, and find how far each topic is exported.
 
-Many manifests are merged into one file, which is named after their number. Therefore a slower compaction on
-another machine never overwrites a merged manifest with more batches. The merged file is on disk before the
-single ones are deleted, and takes precedence over them.
+    commit ─▶ manifest of the last batch ─┬▶ merged manifest of the first batches
+                                          ╰▶ manifests of the batches since
+
+A manifest is named after its number and its checksum, and never changes. The commit of a batch stores both,
+and each manifest names all manifests before it. So everything is found without a listing, and a manifest that
+is written but not committed is never taken for another. When a manifest would name too many others, the
+export merges them into one first.
+
+Earlier versions (formats 1 and 2) named manifests after their number alone, and compactions merged them. The
+first export of this version merges all of them.
 """
 
-from collections.abc import Callable, Iterable
-from pathlib import Path
+import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
-from headrace.lake.files.writing import make_directory, replace, sync
+from crc32c import crc32c
+
 from headrace.lake.format import (
     RENAMED_FORMAT,
+    Committed,
     LakeError,
     Manifest,
     MergedManifest,
     Positions,
     RecordRange,
-    decode_folded,
     decode_manifest,
+    decode_merged,
 )
+from headrace.lake.storage.storage import HIDDEN, Storage, StoredFile
 
-HIDDEN = "_headrace"
-"""Directory name. Table readers and sweepers ignore names with this first character."""
+SINCE_MAX = 64
+"""Maximum number of manifests that a manifest names besides the merged one."""
+
+_READ_S = 3600.0
+"""Time in which a job reads the manifests that the last one names, after it has found the last one."""
+
+_NAME = re.compile(
+    rf"{HIDDEN}/(?:batches|(merged|folded))/([0-9]{{12,}})(?:-[0-9a-f]{{8}})?\.json(\.[0-9a-f]{{12}}\.tmp)?"
+)
+_OLD_MERGED = re.compile(rf"{HIDDEN}/(folded/[0-9]{{12,}}\.json)")
 
 _POLYNOMIAL = 0x82F63B78
 """Polynomial of CRC-32C, lowest bit first."""
+
+
+class MissingManifestError(LakeError):
+    """A manifest is gone: restore it."""
 
 
 class Reach(NamedTuple):
@@ -35,99 +57,156 @@ class Reach(NamedTuple):
     ends: Positions
 
 
+class Names(NamedTuple):
+    """All manifests that count."""
+
+    merged: str
+    """Path below `_headrace`; empty if there is none."""
+    single: list[Committed]
+    """Number and checksum of each other one, in order."""
+
+
+class Predecessors(NamedTuple):
+    """The manifests before a batch, as its own manifest names them."""
+
+    merged: str = ""
+    since: tuple[int, ...] = ()
+
+
 class Manifests:
-    def __init__(self, lake: Path) -> None:
-        self._directory = lake / HIDDEN / "batches"
-        self._folded = lake / HIDDEN / "folded"
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
-    def write(self, manifest: Manifest) -> None:
-        """Write a manifest; it is durable when this returns. Overwrites one that was never committed."""
-        make_directory(self._directory)
-        replace(self.path(manifest.number), manifest.encode())
+    def write(self, manifest: Manifest) -> Committed:
+        """Write a manifest, durable when this returns, and return what its commit has to store."""
+        name = Committed(manifest.number, manifest.crc)
+        self._create(self.path(name), manifest.encode())
+        return name
 
-    def read(self, number: int) -> Manifest:
-        path = self.path(number)
-        try:
-            return decode_manifest(path.read_bytes(), str(path))
-        except FileNotFoundError:
+    def read(self, name: Committed) -> Manifest:
+        path = self.path(name)
+        data = self._read(path, name.token)
+        return decode_manifest(data, str(self._storage.file(path)))
+
+    def read_merged(self, name: str) -> MergedManifest:
+        """Read a merged manifest; an empty name stands for the one of no batches."""
+        if not name:
+            return MergedManifest()
+        path = f"{HIDDEN}/{name}"
+        crc = re.search("-([0-9a-f]{8})[.]", name)
+        data = self._read(path, int(crc[1], 16) if crc else None)
+        return decode_merged(data, str(self._storage.file(path)))
+
+    def path(self, name: Committed) -> str:
+        crc = "" if name.token is None else f"-{name.token:08x}"
+        return f"{HIDDEN}/batches/{name.number:012}{crc}.json"
+
+    def names(self, last: Committed | None) -> Names:
+        """Return the manifests of all batches up to the last committed one."""
+        if last is None:
+            return Names("", [])
+        if last.token is None:
+            return self._old_names(last)
+        manifest = self.read(last)
+        first = last.number - len(manifest.since)
+        since = (Committed(first + place, crc) for place, crc in enumerate(manifest.since))
+        return Names(manifest.merged, [*since, last])
+
+    def _old_names(self, last: Committed) -> Names:
+        """Return the manifests that an earlier version has written. Its lakes are directories."""
+        found = (_OLD_MERGED.fullmatch(one.path) for one in self._storage.list(f"{HIDDEN}/folded/"))
+        merged = max((one[1] for one in found if one), default="")
+        first = self.read_merged(merged).batches
+        return Names(merged, [Committed(one, None) for one in range(first, last.number + 1)])
+
+    def reach(self, last: Committed | None) -> Reach:
+        """Return the reach of all batches up to the last committed one."""
+        names = self.names(last)
+        merged = self.read_merged(names.merged)
+        reach = Reach(dict(merged.start), dict(merged.end))
+        for name in names.single:
+            _add(reach, self.read(name))
+        return reach
+
+    def have_old_names(self, last: Committed | None) -> bool:
+        """True if batches up to the last one name reserved topics as earlier versions did."""
+        names = self.names(last)
+        merged = self.read_merged(names.merged)
+        if merged.batches:
+            return _has_old_names(merged)
+        return bool(names.single) and self.read(names.single[0]).format < RENAMED_FORMAT
+
+    def predecessors(self, last: Committed | None) -> Predecessors:
+        """Return what the manifest after the last committed one has to name."""
+        names = self.names(last)
+        if (last is not None and last.token is None) or len(names.single) > SINCE_MAX:
+            return Predecessors(self._merge(names))
+        return Predecessors(names.merged, tuple(one.token or 0 for one in names.single))
+
+    def _merge(self, names: Names) -> str:
+        """Write a merged manifest in the place of these, durable when this returns; return its name."""
+        merged = _merged(self.read_merged(names.merged), [self.read(one) for one in names.single])
+        data = merged.encode()
+        name = f"merged/{merged.batches:012}-{crc32c(data):08x}.json"
+        self._create(f"{HIDDEN}/{name}", data)
+        return name
+
+    def leftovers(self, last: Committed | None) -> list[str]:
+        """Return files of manifests that no longer count, and that no job can be reading any more."""
+        names = self.names(last)
+        needed = {f"{HIDDEN}/{names.merged}", *map(self.path, names.single)}
+        found = [
+            (one, name)
+            for folder in ("batches", "merged", "folded")
+            for one in self._storage.list(f"{HIDDEN}/{folder}/")
+            if (name := _NAME.fullmatch(one.path)) is not None
+        ]
+        # A manifest is read until a merged one contains its batches. Times are compared with each other only,
+        # because they may come from the clock of another machine.
+        newest = max((one.modified_s for one, _ in found), default=0.0)
+        until = newest - _READ_S
+        merged = max(
+            (int(name[2]) for one, name in found if name[1] and one.modified_s < until), default=0
+        )
+        return [
+            one.path
+            for one, name in found
+            if one.path not in needed and _is_over(one, name, merged, until)
+        ]
+
+    def _create(self, path: str, data: bytes) -> None:
+        self._storage.create(path, data)
+        # Another export may have written the same manifest.
+        if self._storage.read(path) != data:
             raise LakeError(
-                f"{path} is missing, the manifest of a batch of the table: restore it, or export "
-                "to a new directory"
-            ) from None
-
-    def reach(self, last: int | None) -> Reach:
-        """Return the reach after batch `last`, the last committed one. Later manifests do not count."""
-        while True:
-            folded = self.folded()
-            reach = Reach(dict(folded.start), dict(folded.end))
-            try:
-                for number in range(folded.batches, 0 if last is None else last + 1):
-                    _add(reach, self.read(number))
-            except LakeError:
-                if self.folded().batches == folded.batches:
-                    raise
-                continue  # a compaction has merged it meanwhile
-            return reach
-
-    def folded(self) -> MergedManifest:
-        """Return the merged manifest of the first batches; one of zero batches if nothing was merged yet."""
-        while True:
-            found = max(self._folded.glob("*.json"), default=None)
-            if found is None:
-                return MergedManifest()
-            try:
-                return decode_folded(found.read_bytes(), str(found))
-            except FileNotFoundError:
-                continue  # another compaction has written a longer one
-
-    def have_old_names(self, last: int | None) -> bool:
-        """True if batches up to `last` name reserved topics as earlier versions did."""
-        folded = self.folded()
-        if folded.batches:
-            return folded.format < RENAMED_FORMAT or folded.has_old_names is True
-        return last is not None and self.read(0).format < RENAMED_FORMAT
-
-    def fold(self, until: int, check: Callable[[Manifest], None]) -> int:
-        """Merge the manifests of all batches below `until`; return the number of newly merged ones.
-
-        `check` raises for a manifest that must stay as it is. Then nothing is merged.
-        """
-        before = self.folded()
-        try:
-            new = [self.read(number) for number in range(before.batches, until)]
-        except LakeError:
-            if self.folded().batches == before.batches:
-                raise
-            return 0  # another compaction has merged them
-        if new:
-            for manifest in new:
-                check(manifest)
-            self._write_folded(_fold(before, new))
-        # Also delete the leftovers of a compaction that was killed at this point.
-        count = self.folded().batches
-        for path in self._directory.glob("*.json"):
-            if path.stem.isdigit() and int(path.stem) < count:
-                path.unlink(missing_ok=True)
-        for path in self._folded.glob("*.json"):
-            if int(path.stem) < count:
-                path.unlink(missing_ok=True)
-        return len(new)
-
-    def folded_path(self, batches: int) -> Path:
-        return self._folded / f"{batches:012}.json"
-
-    def _write_folded(self, folded: MergedManifest) -> None:
-        make_directory(self._folded)
-        path = self.folded_path(folded.batches)
-        replace(path, folded.encode())
-        if decode_folded(path.read_bytes(), str(path)).encode() != folded.encode():
-            raise LakeError(
-                f"{path} does not have the content that was written to it: nothing was deleted"
+                f"{self._storage.file(path)} does not have the content that was written to it: remove it"
             )
-        sync(self._folded)
 
-    def path(self, number: int) -> Path:
-        return self._directory / f"{number:012}.json"
+    def _read(self, path: str, crc: int | None) -> bytes:
+        try:
+            data = self._storage.read(path)
+        except FileNotFoundError:
+            raise MissingManifestError(
+                f"{self._storage.file(path)} is missing, a manifest of the table: restore it, or export to a "
+                "new directory"
+            ) from None
+        if crc is not None and crc32c(data) != crc:
+            raise LakeError(
+                f"{self._storage.file(path)} is damaged (its checksum fails): restore it, or export to a new "
+                "directory"
+            )
+        return data
+
+
+def _is_over(one: StoredFile, name: re.Match[str], merged: int, until: float) -> bool:
+    """True if a merged manifest contains all batches of this one, or if it was never completed."""
+    if name[3]:
+        return one.modified_s < until
+    return int(name[2]) < merged
+
+
+def _has_old_names(merged: MergedManifest) -> bool:
+    return merged.has_old_names is True or merged.format < RENAMED_FORMAT
 
 
 def _add(reach: Reach, manifest: Manifest) -> None:
@@ -137,12 +216,15 @@ def _add(reach: Reach, manifest: Manifest) -> None:
     reach.ends.update(manifest.end)
 
 
-def _fold(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
+def _merged(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
     reach = Reach(dict(before.start), dict(before.end))
     for manifest in new:
         _add(reach, manifest)
     ranges = [*before.ranges, *(one for manifest in new for one in manifest.ranges)]
     lost = [*before.lost, *(one for manifest in new for one in manifest.lost)]
+    is_old = (before.batches > 0 and _has_old_names(before)) or any(
+        one.format < RENAMED_FORMAT for one in new
+    )
     try:
         return MergedManifest(
             batches=before.batches + len(new),
@@ -150,11 +232,7 @@ def _fold(before: MergedManifest, new: list[Manifest]) -> MergedManifest:
             end=reach.ends,
             ranges=tuple(joined_ranges(ranges)),
             lost=tuple(lost),
-            has_old_names=(
-                before.has_old_names is True
-                or (before.batches > 0 and before.format < RENAMED_FORMAT)
-                or any(one.format < RENAMED_FORMAT for one in new)
-            ),
+            has_old_names=is_old,
         )
     except ValueError as error:
         raise LakeError(f"the manifests contradict each other: {error}") from None

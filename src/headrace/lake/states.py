@@ -7,28 +7,40 @@ buckets. To change states, one commit adds a new file for each of their buckets 
 import re
 import time
 import uuid
+import zlib
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NamedTuple, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 from deltalake.transaction import AddAction
 
-from headrace.lake.files.writing import sync
 from headrace.lake.format import (
     FORMAT,
     NAMES_KEY,
+    Committed,
     LakeError,
     Positions,
     has_old_names,
     present_topic,
+    reads,
+    token_of,
+    writes,
     writing,
 )
-from headrace.lake.formats.delta import can_open, commit_delta, make_delta, sweep_delta
-from headrace.model import Position
+from headrace.lake.formats.delta import (
+    LOG,
+    can_open,
+    commit_delta,
+    make_delta,
+    open_delta,
+    sweep_delta,
+)
+from headrace.lake.storage.storage import LakeFile, Storage
+from headrace.model import Position, legacy_name
 
 STATES_FORMAT = 1
 _FORMAT_KEY = "headrace.states"
@@ -49,9 +61,11 @@ SCHEMA = pa.schema(
 )
 
 _GROUP_BYTES = 64 << 20
+_GROUP_ROWS = 65_536
+"""Limits of a row group, which is written and read at once."""
+
 _KEPT_S = 7 * 86_400.0
 """Time that files stay after the table has dropped them, because readers may still use them."""
-
 
 _LOG_KEPT = "interval 1 days"
 """Time that commits stay when they are no longer needed to open the table: there may be one every second."""
@@ -64,8 +78,35 @@ def name_of(number: int, bucket: int, count: int) -> str:
     return f"{number:08}-{bucket:04}-of-{count:04}-{uuid.uuid4().hex[:12]}.parquet"
 
 
+def bucket_of(topic: str, count: int) -> int:
+    return zlib.crc32(legacy_name(topic).encode()) % count
+
+
+class Buckets(NamedTuple):
+    """The buckets of a table that a job changes. Each has a place among them, from 0 on."""
+
+    total: int
+    """Number of all buckets of the table."""
+    changed: tuple[int, ...]
+
+    @classmethod
+    def of(cls, total: int, topics: Iterable[str]) -> Self:
+        found: set[int] = set()
+        for topic in topics:
+            found.add(bucket_of(topic, total))
+            if len(found) == total:
+                break
+        return cls(total, tuple(sorted(found)))
+
+    def place(self, topic: str) -> int:
+        bucket = bucket_of(topic, self.total)
+        place = bisect_left(self.changed, bucket)
+        assert self.changed[place : place + 1] == (bucket,), f"{topic!r} is in none of the buckets"
+        return place
+
+
 class StatesFile(NamedTuple):
-    """A file that is on disk, but not in the table yet."""
+    """A file that is durable, but not in the table yet."""
 
     path: str
     bytes: int
@@ -73,91 +114,89 @@ class StatesFile(NamedTuple):
 
 
 class StatesWriter:
-    """Writer of one file of states. It limits the bytes that it collects, because a state may be large."""
+    """Writer of one file of states, which vanishes unless it is finished.
 
-    def __init__(self, directory: Path, name: str) -> None:
-        self._path = directory / name
-        with writing(self._path):
+    It limits what it collects in memory, because a state may be large.
+    """
+
+    def __init__(self, storage: Storage, name: str) -> None:
+        self._target = storage.file(name)
+        self._file = storage.new_file(name)
+        with writing(self._target):
             self._writer = pq.ParquetWriter(
-                self._path, SCHEMA, store_schema=False, write_page_checksum=True
+                self._file.content, SCHEMA, store_schema=False, write_page_checksum=True
             )
         self._rows: list[dict[str, Any]] = []
         self._tables: list[pa.Table] = []
-        self._bytes = self._count = 0
+        self._bytes = self._gathered = self._count = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *given: object) -> None:
+        with suppress(OSError, ValueError):  # there was another error before
+            self._writer.close()
+        self._file.discard()
 
     def add(self, row: dict[str, Any]) -> None:
         self._rows.append(row)
-        self._added(len(row["state"]))
+        self._added(1, len(row["state"]))
 
-    def add_table(self, table: pa.Table) -> None:
-        self._tables.append(table)
-        self._added(table.nbytes)
+    def copy(self, file: LakeFile, without: Collection[str]) -> None:
+        """Add the states of another file, except those of some topics."""
+        topics = pa.array(without, pa.string())
+        for table in _row_groups(file, SCHEMA.names):
+            others = table.filter(pc.invert(pc.is_in(table["topic"], value_set=topics)))
+            self._tables.append(others)
+            self._added(others.num_rows, others.nbytes)
 
     def finish(self) -> StatesFile:
         self._write()
         self._writer.add_key_value_metadata({NAMES_KEY: str(FORMAT)})
-        with writing(self._path):
+        with writing(self._target):
             self._writer.close()
-        sync(self._path)
-        sync(self._path.parent)
-        return StatesFile(self._path.name, self._path.stat().st_size, self._count)
+            size = self._file.keep(self._target.path)
+        return StatesFile(self._target.path, size, self._count)
 
-    def _added(self, size: int) -> None:
+    def _added(self, rows: int, size: int) -> None:
+        self._gathered += rows
         self._bytes += size
-        if self._bytes >= _GROUP_BYTES:
+        if self._bytes >= _GROUP_BYTES or self._gathered >= _GROUP_ROWS:
             self._write()
 
     def _write(self) -> None:
-        table = pa.concat_tables([*self._tables, pa.Table.from_pylist(self._rows, SCHEMA)])
+        table = pa.concat_tables([pa.Table.from_pylist(self._rows, SCHEMA), *self._tables])
         if table.num_rows:
-            with writing(self._path):
+            with writing(self._target):
                 self._writer.write_table(table)
             self._count += table.num_rows
-        self._rows, self._tables, self._bytes = [], [], 0
+        self._rows, self._tables, self._bytes, self._gathered = [], [], 0, 0
 
 
-def merge_states(
-    directory: Path, name: str, old: Iterable[str], changed: Iterable[pa.RecordBatch]
-) -> tuple[StatesFile, int]:
-    """Write a file with the changed states, followed by the other topics' states from the old files.
-
-    Return the file and the number of changed states, which are its first rows.
-    """
-    writer = StatesWriter(directory, name)
-    topics = []
-    for batch in changed:
-        table = pa.Table.from_batches([batch]).select(SCHEMA.names).cast(SCHEMA)
-        topics.append(table["topic"].combine_chunks())
-        writer.add_table(table)
-    known = pa.concat_arrays([pa.array([], pa.string()), *topics])
-    for path in old:
-        for table in _row_groups(directory / path, SCHEMA.names):
-            writer.add_table(table.filter(pc.invert(pc.is_in(table["topic"], value_set=known))))
-    return writer.finish(), len(known)
+def read_states(
+    file: LakeFile, columns: Sequence[str], topics: Collection[str] | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a file, or only those of some topics; one row group at a time is in memory."""
+    wanted = pa.array(topics, pa.string()) if topics is not None else None
+    for table in _row_groups(file, columns):
+        is_all = wanted is None
+        some = table if is_all else table.filter(pc.is_in(table["topic"], value_set=wanted))
+        yield from some.to_pylist()
 
 
-def read_states(path: Path, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a file; one row group at a time is in memory."""
-    for table in _row_groups(path, columns):
-        yield from table.to_pylist()
-
-
-def read_batches(path: Path) -> Iterator[pa.RecordBatch]:
-    """Yield all columns of a file as Arrow batches, row group by row group."""
-    for table in _row_groups(path, SCHEMA.names):
-        yield from table.to_batches()
-
-
-def _row_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
+def _row_groups(file: LakeFile, columns: Sequence[str]) -> Iterator[pa.Table]:
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            is_old = has_old_names(file.metadata)
-            for number in range(file.metadata.num_row_groups):
-                table = file.read_row_group(number, columns=list(columns))
+        with (
+            file.open() as source,
+            pq.ParquetFile(source, page_checksum_verification=True) as parquet,
+        ):
+            is_old = has_old_names(parquet.metadata)
+            for number in range(parquet.metadata.num_row_groups):
+                table = parquet.read_row_group(number, columns=list(columns))
                 yield _with_present_names(table) if is_old and "topic" in columns else table
     except (pa.ArrowException, OSError) as error:
         raise LakeError(
-            f"{path} cannot be read: {error}; an aggregate over lake and log builds the table again"
+            f"{file} cannot be read: {error}; an aggregate over lake and log builds the table again"
         ) from None
 
 
@@ -177,39 +216,42 @@ class Covered(NamedTuple):
 class Totals(NamedTuple):
     """Statistics of a table's states."""
 
-    topics: int
-    messages: int
-    incomplete: int
-    failed: int
-    first_failure: str
+    topics: int = 0
+    messages: int = 0
+    incomplete: int = 0
+    failed: int = 0
+    first_failure: str = ""
 
 
 class StatesTable:
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    _where = LOG
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
 
     @classmethod
-    def open(cls, directory: Path) -> Self | None:
+    def open(cls, storage: Storage) -> Self | None:
         """Open the table; None if it can be created. Raise LakeError for other content. Changes nothing."""
-        found = can_open(directory, _FORMAT_KEY, "states of Headrace")
-        return cls(directory) if found else None
+        found = can_open(storage, _FORMAT_KEY, "states of Headrace")
+        return cls(storage) if found else None
 
     @classmethod
-    def make(cls, directory: Path) -> Self:
+    def make(cls, storage: Storage) -> Self:
         properties = {
             _FORMAT_KEY: str(STATES_FORMAT),
             "delta.logRetentionDuration": _LOG_KEPT,
         }
-        make_delta(directory, "headrace states", SCHEMA, properties)
-        return cls(directory)
+        make_delta(storage, "headrace states", SCHEMA, properties)
+        return cls(storage)
 
+    @reads
     def last(self, app: str) -> int | None:
         """Return the last number that this application has committed."""
-        return DeltaTable(str(self._directory)).transaction_version(app)
+        return open_delta(self._storage).transaction_version(app)
 
     def replace(self, app: str, number: int, files: Sequence[StatesFile]) -> bool:
         """Make these files the whole table; return False, without a change, if the number is not new."""
-        return commit_delta(self._directory, app, number, [_add(one) for one in files], None)
+        return self._commit(app, number, files, None)
 
     def update(
         self, app: str, number: int, files: Sequence[StatesFile], replaced: Collection[str]
@@ -219,15 +261,26 @@ class StatesTable:
         Return False, without a change, if the number is already committed or if one of `replaced` is no
         longer in the table.
         """
-        return commit_delta(self._directory, app, number, [_add(one) for one in files], replaced)
+        return self._commit(app, number, files, replaced)
+
+    @writes
+    def _commit(
+        self,
+        app: str,
+        number: int,
+        files: Sequence[StatesFile],
+        replaced: Collection[str] | None,
+    ) -> bool:
+        wanted = Committed(number, token_of(one.path for one in files))
+        return commit_delta(self._storage, app, wanted, [_add(one) for one in files], replaced)
 
     def files(self) -> list[str]:
-        added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
-        return list(added["path"].to_pylist())
+        return [path for path, _ in self.rows()]
 
+    @reads
     def rows(self) -> list[tuple[str, int]]:
         """Return the files and the number of states in each."""
-        added = pa.table(DeltaTable(str(self._directory)).get_add_actions(flatten=True))
+        added = pa.table(open_delta(self._storage).get_add_actions(flatten=True))
         return list(zip(added["path"].to_pylist(), added["num_records"].to_pylist(), strict=True))
 
     def buckets(self) -> tuple[int, dict[int, list[str]]]:
@@ -237,8 +290,8 @@ class StatesTable:
             named = _NAME.fullmatch(path)
             if named is None or count not in (0, int(named["count"])):
                 raise LakeError(
-                    f"{self._directory} was not written by this version ({path}): an aggregate over lake "
-                    "and log builds it again"
+                    f"{self._storage.address} was not written by this version ({path}): an aggregate over "
+                    "lake and log builds it again"
                 )
             count = int(named["count"])
             found.setdefault(int(named["bucket"]), []).append(path)
@@ -268,11 +321,12 @@ class StatesTable:
 
     def _columns(self, *names: str) -> Iterator[pa.Table]:
         for path in self.files():
-            yield from _row_groups(self._directory / path, names)
+            yield from _row_groups(self._storage.file(path), names)
 
+    @writes
     def sweep(self) -> None:
         """Delete files that the table has not named for a week, including leftovers of killed jobs."""
-        sweep_delta(self._directory, _KEPT_S, _NAME, dry_run=False)
+        sweep_delta(self._storage, _KEPT_S, _NAME, dry_run=False)
 
 
 def _add(one: StatesFile) -> AddAction:

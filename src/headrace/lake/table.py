@@ -1,19 +1,16 @@
-"""The interface that jobs use for a table of any format, functions that open or create one, and their lock.
+"""The interface that jobs use for a table of any format, and functions that open or create one.
 
-A directory with other content is refused. One job of each kind changes a lake at a time, among those that
-share the storage.
+A place with other content is refused.
 """
 
-import fcntl
-import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from pathlib import Path
-from typing import Protocol, Self
+from collections.abc import Collection, Iterable, Sequence
+from typing import Protocol
 
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
-from headrace.lake.format import LakeError, Oddity, Shape, check_path, not_ours
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.format import Committed, LakeError, Oddity, Shape, not_ours
+from headrace.lake.storage.directory import DirectoryStorage, directory_of
+from headrace.lake.storage.storage import HIDDEN, Storage
 
 FORMATS = ("delta", "parquet", "iceberg")
 AUTO = "auto"
@@ -30,33 +27,27 @@ class Table(Protocol):
     def id(self) -> str:
         """Identity of the table, which does not depend on its location."""
 
-    def last(self, app: str) -> int | None:
-        """Return the last number that this application has committed."""
+    def last(self, app: str) -> Committed | None:
+        """Return the last commit of this application, as long as the table exists."""
 
     def commit(
         self,
         app: str,
         number: int,
         files: Sequence[WrittenFile],
-        notes: Mapping[str, str],
+        token: int,
         *,
         replaced: Collection[str] = (),
     ) -> bool:
         """Add files to the table, all at once and once for this number.
 
-        With `replaced`, the new files hold the rows of those files, which the same step removes; the commit
-        is not a batch then. Return False, without any change, if the number is already committed or one of
-        `replaced` is no longer in the table.
+        With `replaced`, the new files hold the rows of those files, which the same step removes. Return True
+        if the number is committed with this token, also if an earlier attempt did that. Return False, without
+        any change, if another commit has the number or one of `replaced` is no longer in the table.
         """
 
-    def notes(self, number: int) -> Mapping[str, str] | None:
-        """Return the notes in the commit of a batch; None if the table no longer has that commit."""
-
-    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        """Return number and notes of every batch whose commit the table still has."""
-
     def files(self) -> dict[str, int]:
-        """Return the current files of the table, as paths below its directory, with their sizes."""
+        """Return the current files of the table, as paths below its place, with their sizes."""
 
     def files_of(self, topic: str, offset: int) -> list[str]:
         """Return the files that may hold records of a topic at or after an offset, perhaps with others."""
@@ -80,31 +71,34 @@ class Table(Protocol):
         """Make all commits durable and visible for all readers before returning."""
 
 
-def find_table(lake: Path, kind: str, shape: Shape, *, any_partition: bool = False) -> Table | None:
+def find_table(
+    storage: Storage, kind: str, shape: Shape, *, any_partition: bool = False
+) -> Table | None:
     """Return the table of a lake; None if one can be created. Changes nothing."""
     if kind not in (AUTO, *FORMATS):
         raise LakeError(f"unknown lake format {kind!r}: use one of {', '.join(FORMATS)}")
     _class_of(kind)  # raises if its packages are missing
-    check_path(lake)
-    if not lake.exists():
-        return None
-    if not lake.is_dir():
-        raise LakeError(f"{lake} is not a directory: name a new or an empty one")
-    found = _find(lake)
-    others = {path.name for path in lake.iterdir()} - _left_of_making(lake)
-    if found is None and others:
-        raise not_ours(lake, min(others))
+    if kind == "parquet":
+        directory_of(storage, "a lake of plain Parquet files")
+    found = _find(storage) if storage.exists() else None
+    if found is None:
+        _check_catalog(storage, kind)
+        if not storage.exists():
+            return None
+    others = storage.top() - _left_of_making(storage) if found is None else set()
+    if others:
+        raise not_ours(storage.address, min(others))
     if found is not None:
         if kind not in (AUTO, found.kind):
             raise LakeError(
-                f"{lake} is a lake of the format {found.kind}: give --format {found.kind}, or name another "
-                "directory"
+                f"{storage.address} is a lake of the format {found.kind}: give --format {found.kind}, or "
+                "name another directory"
             )
-        _check_shape(lake, found.shape, shape, any_partition=any_partition)
+        _check_shape(storage.address, found.shape, shape, any_partition=any_partition)
     return found
 
 
-def _check_shape(lake: Path, found: Shape, wanted: Shape, *, any_partition: bool) -> None:
+def _check_shape(lake: str, found: Shape, wanted: Shape, *, any_partition: bool) -> None:
     if not any_partition and found.by_topic != wanted.by_topic:
         raise LakeError(
             f"{lake} is partitioned by topic and date: give --by-topic, or name another directory"
@@ -120,46 +114,64 @@ def _check_shape(lake: Path, found: Shape, wanted: Shape, *, any_partition: bool
         raise LakeError(f"{lake} {what}: leave out --decode, or name another directory")
 
 
-def open_table(lake: Path) -> Table:
+def open_table(storage: Storage) -> Table:
     """Return the table of an existing lake. Changes nothing."""
-    check_path(lake)
-    if not lake.is_dir():
-        what = "it is not a directory" if lake.exists() else "there is no such directory"
-        raise LakeError(f"{lake} is not a lake of Headrace: {what}")
-    found = _find(lake)
+    if not storage.exists():
+        raise LakeError(f"{storage.address} is not a lake of Headrace: it does not exist")
+    found = _find(storage)
     if found is None:
-        others = sorted(path.name for path in lake.iterdir())
+        others = storage.top()
         if others and HIDDEN not in others:
-            raise not_ours(lake, others[0])
-        raise LakeError(f"{lake} is not a lake of Headrace: there is no table in it")
+            raise not_ours(storage.address, min(others))
+        raise LakeError(f"{storage.address} is not a lake of Headrace: there is no table in it")
     return found
 
 
-def make_table(lake: Path, kind: str, shape: Shape) -> Table:
-    """Create a table in a directory where `find_table` has returned None."""
-    return _class_of(kind).make(lake, shape)
+def make_table(storage: Storage, kind: str, shape: Shape) -> Table:
+    """Create a table in a place where `find_table` has returned None."""
+    return _class_of(kind).make(storage, shape)
 
 
 class _Kind(Protocol):
-    def open(self, lake: Path) -> Table | None:
+    def open(self, storage: Storage) -> Table | None:
         """Return the table; None if there is none of this kind, or if its creation was interrupted."""
 
-    def make(self, lake: Path, shape: Shape) -> Table: ...
+    def make(self, storage: Storage, shape: Shape) -> Table: ...
 
 
-_MARKS = {"delta": "_delta_log", "parquet": f"{HIDDEN}/files.db", "iceberg": f"{HIDDEN}/catalog.db"}
-"""File or directory that shows that a table of each kind exists."""
+_MARKS = {
+    "_delta_log": "delta",
+    f"{HIDDEN}/files.db": "parquet",
+    f"{HIDDEN}/catalog.db": "iceberg",
+    f"{HIDDEN}/iceberg.json": "iceberg",
+}
+"""Files or directories that show that a table exists, and its kind."""
 
 
-def _find(lake: Path) -> Table | None:
-    kinds = (kind for kind, mark in _MARKS.items() if (lake / mark).exists())
-    return next((found for kind in kinds if (found := _class_of(kind).open(lake))), None)
+def _find(storage: Storage) -> Table | None:
+    kinds = (kind for mark, kind in _MARKS.items() if storage.has(mark))
+    return next((found for kind in kinds if (found := _class_of(kind).open(storage))), None)
 
 
-def _left_of_making(lake: Path) -> set[str]:
+def _check_catalog(storage: Storage, kind: str) -> None:
+    """Raise LakeError unless a new table of this kind can be created with or without a catalogue."""
+    if kind == "iceberg" and not storage.catalog and not isinstance(storage, DirectoryStorage):
+        raise LakeError(
+            f"{storage.address} needs a catalogue for an Iceberg table: give one with --catalog-option, such "
+            "as uri=https://host, or leave out --format iceberg"
+        )
+    if kind != "iceberg" and storage.catalog:
+        raise LakeError(
+            f"{storage.address} would be a lake without a catalogue: give --format iceberg, or leave out "
+            "--catalog-option"
+        )
+
+
+def _left_of_making(storage: Storage) -> set[str]:
     """Return the names that an interrupted creation may have left in a lake."""
-    found = {HIDDEN, _MARKS["delta"]}
-    return found | {"metadata"} if (lake / _MARKS["iceberg"]).exists() else found
+    found = {HIDDEN, "_delta_log"}
+    has_metadata = storage.catalog or storage.has(f"{HIDDEN}/catalog.db")
+    return found | {"metadata"} if has_metadata else found
 
 
 def _class_of(kind: str) -> _Kind:
@@ -181,28 +193,3 @@ def _class_of(kind: str) -> _Kind:
     from headrace.lake.formats.delta import DeltaLake
 
     return DeltaLake
-
-
-class Lock:
-    """Lock that is held until the `with` block ends, or until the process ends in any way."""
-
-    def __init__(self, directory: Path, job: str) -> None:
-        self._lake = directory.parent
-        self._job = job
-        self._fd = os.open(directory / f"lock-{job}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-
-    def __enter__(self) -> Self:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
-            os.close(self._fd)
-            raise LakeError(
-                f"another {self._job} writes to {self._lake} (process {holder or 'unknown'})"
-            ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._fd)

@@ -1,6 +1,6 @@
-"""The job `compact`: merges small files of a lake and the manifests of batches, and deletes old files.
+"""The job `compact`: merges small files of a lake, and deletes old files and manifests.
 
-    bins ─▶ tasks merge ─▶ commit each bin ─▶ merge manifests ─▶ delete old files
+    bins ─▶ tasks merge ─▶ commit each bin ─▶ delete old files
 
 A commit replaces the small files of a bin in the table by the new file in one step, and only if all of them
 are still in the table. So every reader sees every row once at every moment, even if other jobs write. A run
@@ -15,7 +15,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -24,9 +23,10 @@ import pyarrow as pa
 from headrace.config.pipeline import CompactOptions
 from headrace.lake.files.reading import Checked, are_names_old, read_checked, read_ranges
 from headrace.lake.files.writing import NAME, FileLayout, RecordRows, Writer, WrittenFile
-from headrace.lake.format import CRC_KEY, LakeError, Manifest, RecordRange, Shape
-from headrace.lake.manifests import HIDDEN, Manifests, joined_ranges
-from headrace.lake.table import Lock, Table, open_table
+from headrace.lake.format import LakeError, RecordRange, Shape, token_of
+from headrace.lake.manifests import Manifests, joined_ranges
+from headrace.lake.storage.storage import LakeFile, Storage, storage_of
+from headrace.lake.table import Table, open_table
 from headrace.pipeline.job import EXPORT_APP, JobArguments, Points, job, part_of
 from headrace.pipeline.tasks import TaskRunner
 from headrace.reader.planning import groups
@@ -56,10 +56,8 @@ class CompactSummary(NamedTuple):
     """Size of the files that were merged."""
     left: int = 0
     """Number of files that another job has merged meanwhile."""
-    folded: int = 0
-    """Number of batches whose manifests were merged with others."""
     swept: int = 0
-    """Number of deleted files, which the table did not name."""
+    """Number of deleted files, which neither the table nor the last manifest named."""
     dry_run: bool = False
 
 
@@ -75,41 +73,36 @@ def compact(given: CompactArguments) -> CompactSummary:
     Old files are those that the table has not named for `sweep_after_s` seconds. Exports may run meanwhile.
     With `dry_run`, nothing is changed.
     """
-    directory = Path(given.lake).absolute()
-    table = open_table(directory)
-    merging = _Compact(directory, table, given)
+    storage = storage_of(given.lake, given.storage_options, given.catalog_options)
+    table = open_table(storage)
+    merging = _Compact(storage, table, given)
     if given.dry_run:
-        planned = _plan(directory, table, given.file_bytes)
+        planned = _plan(storage, table, given.file_bytes)
         return merging.summary._replace(
             merged=sum(len(one.files) for one in planned),
             made=len(planned),
             bytes=sum(one.bytes for one in planned),
-            swept=table.sweep(given.sweep_after_s, dry_run=True),
+            swept=_sweep(storage, table, given),
         )
-    try:
-        lock = Lock(directory / HIDDEN, "compact")
-    except OSError as error:
-        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
-    with lock:
+    with storage.lock("compact"):
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:
-            merging.merge(_plan(directory, table, given.file_bytes), runner)
-        folded = _fold(directory, table)
-        swept = table.sweep(given.sweep_after_s, dry_run=False)
+            merging.merge(_plan(storage, table, given.file_bytes), runner)
+        swept = _sweep(storage, table, given)
         given.points.here("swept")
-        return merging.summary._replace(folded=folded, swept=swept)
+        return merging.summary._replace(swept=swept)
 
 
-def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
+def _plan(storage: Storage, table: Table, file_bytes: int) -> "list[Bin]":
     """Return the bins to merge.
 
     Files with old topic names are never merged with others: the same name could stand for two topics.
     """
     files = table.files()
-    if not Manifests(lake).have_old_names(table.last(EXPORT_APP)):
+    if not Manifests(storage).have_old_names(table.last(EXPORT_APP)):
         return bins(files, file_bytes)
     small = [path for path, size in files.items() if 2 * size < file_bytes]
-    old = {path for path in small if are_names_old(lake / path)}
+    old = {path for path in small if are_names_old(storage.file(path))}
     return [
         *bins({path: size for path, size in files.items() if path in old}, file_bytes),
         *bins({path: size for path, size in files.items() if path not in old}, file_bytes),
@@ -117,15 +110,17 @@ def _plan(lake: Path, table: Table, file_bytes: int) -> "list[Bin]":
 
 
 class _Compact:
-    def __init__(self, lake: Path, table: Table, given: CompactArguments) -> None:
-        self._lake, self._table, self._given, self._points = lake, table, given, given.points
-        self.summary = CompactSummary(str(lake), dry_run=given.dry_run)
+    def __init__(self, storage: Storage, table: Table, given: CompactArguments) -> None:
+        self._storage, self._table, self._given, self._points = storage, table, given, given.points
+        self.summary = CompactSummary(storage.address, dry_run=given.dry_run)
 
     def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
         total = sum(one.bytes for one in planned)
         done = 0
         shape, layout = self._table.shape, self._table.layout
-        task = partial(merge, lake=self._lake, shape=shape, layout=layout, points=self._points)
+        task = partial(
+            merge, storage=self._storage, shape=shape, layout=layout, points=self._points
+        )
         for first in range(0, len(planned), _BINS_AT_ONCE):
             some = planned[first : first + _BINS_AT_ONCE]
             size = sum(one.bytes for one in some)
@@ -139,8 +134,9 @@ class _Compact:
     def _commit(self, one: "Bin", written: WrittenFile) -> None:
         while True:
             last = self._table.last(APP)
-            number = 0 if last is None else last + 1
-            if self._table.commit(APP, number, [written], {}, replaced=one.files):
+            number = 0 if last is None else last.number + 1
+            token = token_of([written.path])
+            if self._table.commit(APP, number, [written], token, replaced=one.files):
                 break
             if not self._table.files().keys() >= set(one.files):
                 self.summary = self.summary._replace(left=self.summary.left + len(one.files))
@@ -156,22 +152,12 @@ class _Compact:
         )
 
 
-def _fold(lake: Path, table: Table) -> int:
-    """Merge the manifests of all batches but the last, which an export checks when it starts."""
-    last = table.last(EXPORT_APP)
-    if last is None:
-        return 0
-    commits = dict(table.all_notes())
-
-    def check(manifest: Manifest) -> None:
-        noted = commits.get(manifest.number, {}).get(CRC_KEY)
-        if noted is not None and noted != str(manifest.crc):
-            raise LakeError(
-                f"{lake}: the manifest of batch {manifest.number} differs from its commit; run "
-                "`headrace pipeline audit` to find all damage"
-            )
-
-    return Manifests(lake).fold(last, check)
+def _sweep(storage: Storage, table: Table, given: CompactArguments) -> int:
+    """Delete old files and manifests, or only count them."""
+    manifests = Manifests(storage).leftovers(table.last(EXPORT_APP))
+    if not given.dry_run:
+        storage.delete(manifests)
+    return len(manifests) + table.sweep(given.sweep_after_s, dry_run=given.dry_run)
 
 
 # Plan: which files become one
@@ -221,24 +207,25 @@ def _place(path: str) -> tuple[str, int, int, str]:
 
 
 def merge(
-    small: Bin, *, lake: Path, shape: Shape, layout: FileLayout, points: Points
+    small: Bin, *, storage: Storage, shape: Shape, layout: FileLayout, points: Points
 ) -> WrittenFile:
     """Write a file with the rows of the bin's files, each as in the log. The table does not name it yet."""
     # A task that Spark repeats writes its own file: only the file that the driver learns of counts.
     name = name_after(small.files[0], uuid.uuid4().hex[:12])
     # All files of a bin are alike, so rows and footers keep the topic names that they were written with.
-    old_names = are_names_old(lake / small.files[0])
-    writer = Writer(lake, name, shape, layout, old_names=old_names)
+    old_names = are_names_old(storage.file(small.files[0]))
+    writer = Writer(storage, name, shape, layout, old_names=old_names)
     with ExitStack() as stack:
         inputs = [
-            stack.enter_context(closing(_Input(lake / path, shape.columns))) for path in small.files
+            stack.enter_context(closing(_Input(storage.file(path), shape.columns)))
+            for path in small.files
         ]
         # Each range is contiguous in one file, so the rows have the order of the ranges.
         order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
         try:
             expected = joined_ranges(one for one, _ in order)
         except ValueError as error:
-            raise LakeError(f"{lake}: {error}") from None
+            raise LakeError(f"{storage.address}: {error}") from None
         for one, place in order:
             for some in inputs[place].take(one):
                 writer.add(_rows(some, shape.columns))
@@ -246,20 +233,22 @@ def merge(
     written = writer.finish()
     directory = _directory(small.files[0])
     if len(written) != 1 or _directory(written[0].path) != directory:
-        raise LakeError(f"{lake / directory} has rows of another date than its partition")
+        raise LakeError(f"{storage.file(directory)} has rows of another date than its partition")
     if list(written[0].ranges) != expected:
-        raise LakeError(f"{lake / written[0].path} has other records than the files it replaces")
+        raise LakeError(
+            f"{storage.file(written[0].path)} has other records than the files it replaces"
+        )
     return written[0]
 
 
 class _Input:
     """File whose ranges are taken one after the other."""
 
-    def __init__(self, path: Path, columns: pa.Schema) -> None:
-        self.ranges = read_ranges(path, as_stored=True)
+    def __init__(self, file: LakeFile, columns: pa.Schema) -> None:
+        self.ranges = read_ranges(file, as_stored=True)
         if self.ranges != sorted(self.ranges):
-            raise LakeError(f"{path} is not sorted by topic and offset")
-        self._rows = read_checked(path, self.ranges, columns.names)
+            raise LakeError(f"{file} is not sorted by topic and offset")
+        self._rows = read_checked(file, self.ranges, columns.names)
 
     def take(self, wanted: RecordRange) -> Iterator[Checked]:
         left = wanted.rows

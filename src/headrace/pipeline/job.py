@@ -4,17 +4,16 @@ import functools
 import inspect
 import re
 import time
-import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar, get_type_hints
+from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
 from headrace.config.pipeline import JobOptions, check
 from headrace.errors import BadTopicNameError, OptionError
-from headrace.lake.files.writing import make_directory
-from headrace.lake.format import LakeError, Positions
-from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.format import Positions
+from headrace.lake.manifests import Manifests
+from headrace.lake.storage.storage import Storage
 from headrace.lake.table import open_table
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
@@ -67,12 +66,14 @@ class JobArguments(JobOptions):
     """Arguments of a job that only Python has."""
 
     progress: Progress | None = None
+    spark: Any = None
+    """Spark session (`SparkSession`) to use, which is not stopped; None for the active one or a new one."""
     runner: TaskRunner | None = None
     """Runner of tasks; None for Spark."""
     points: Points = NO_POINTS
 
     def task_runner(self, name: str) -> TaskRunner:
-        return self.runner or SparkRunner(f"headrace {name}", self.master)
+        return self.runner or SparkRunner(f"headrace {name}", self.master, self.spark)
 
 
 def job(
@@ -137,37 +138,15 @@ def source_of(
     return found._replace(topics=topics, bytes_max=batch_bytes)
 
 
-def make_writable(directory: Path) -> None:
-    """Make the directory, and check that files can be written to it."""
-    try:
-        make_directory(directory / HIDDEN)
-        made = directory / HIDDEN / f"probe-{uuid.uuid4().hex}"
-        made.touch()
-        made.unlink()
-    except OSError as error:
-        raise LakeError(f"{directory} cannot be written to: {error.strerror}") from None
-
-
-def check_apart(lake: Path, into: Path) -> None:
-    """Raise LakeError if one directory is in the other: readers of all its files would get both tables."""
-    one, other = lake.resolve(), into.resolve()
-    if one == other:
-        raise LakeError(f"{into} is the lake itself: name another directory")
-    if one in other.parents or other in one.parents:
-        raise LakeError(
-            f"of {into} and the lake {lake}, one is inside the other: name another directory"
-        )
-
-
-def list_lake(lake: Path) -> tuple[dict[str, int], Positions]:
+def list_lake(storage: Storage) -> tuple[dict[str, int], Positions]:
     """Return the lake's files with their sizes, and the end of each topic in them."""
-    table = open_table(lake)
+    table = open_table(storage)
     last = table.last(EXPORT_APP)
     while True:
         files = table.files()
         before, last = last, table.last(EXPORT_APP)
         if last == before:
-            return files, Manifests(lake).reach(last).ends
+            return files, Manifests(storage).reach(last).ends
         # An export has committed a batch meanwhile, so `files` lacks some or all of its files.
 
 

@@ -1,37 +1,43 @@
 """Runs works on Spark's executors. Only this file submits tasks and turns their failures into sentences.
 
+    works ─▶ a DataFrame, one work per partition ─▶ mapInArrow ─▶ results
+    works ─▶ mapInArrow ─▶ letters ─▶ Spark's shuffle ─▶ mapInArrow ─▶ letters ─▶ …
+
 A job passes small descriptions of work to `run` and gets small results back. Records stay where they are
-read. What one task leaves for another is in files of Arrow batches (`staging`). Works are submitted with
-`parallelize` and not as data frames, because Spark has to start less for them.
+read. When rows must be regrouped, tasks pack them into letters, which `exchange` sends through Spark's
+shuffle. Only DataFrames are used, so jobs run in any Spark session, including those of Spark Connect.
 """
 
 import contextlib
 import logging
 import os
+import pickle
 import re
 import signal
-import subprocess
 import tempfile
-import threading
+import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
 from headrace.errors import HeadraceError
-from headrace.lake.files.writing import make_directory
-from headrace.lake.format import writing
-from headrace.lake.manifests import HIDDEN
 from headrace.reader.http_client import ServerError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 
 logger = logging.getLogger(__name__)
+
+LETTER_BYTES_MAX = 8 << 20
+"""Limit for the data of a letter: Spark holds some thousands of rows in memory while it sorts them."""
+
+_BATCH_BYTES = 8 << 20
+"""Bytes of letters that a task passes to Spark at once."""
 
 _POLL_S = 0.2
 
@@ -60,6 +66,30 @@ class NotSharedError(HeadraceError):
     """The executors see another directory than the driver: name one on storage that all of them share."""
 
 
+class TaskError(HeadraceError):
+    """The operating system has refused something that a task needs."""
+
+
+class Letter(NamedTuple):
+    """Bytes for one partition of the next step."""
+
+    to: int
+    """Number of the partition."""
+    key: bytes
+    """Letters of a partition arrive in the order of their keys."""
+    data: bytes
+
+
+Letters = Iterator[Letter]
+
+
+class Step(NamedTuple):
+    """A step of an exchange: a function of each partition's number and letters, called if it has any."""
+
+    partitions: int
+    function: Callable[[int, Letters], Letters]
+
+
 class TaskRunner(Protocol):
     """Runs the works of a job."""
 
@@ -74,166 +104,20 @@ class TaskRunner(Protocol):
     ) -> list[Result]:
         """Run `function` on each work, and return the results in the order of the works."""
 
-    def close(self) -> None:
-        """Release everything. No more works may follow."""
-
-
-class _Failed(NamedTuple):
-    """Failure of a task, as one sentence. Spark would make a page of text of it."""
-
-    sentence: str
-    is_away: bool
-    """True if a server could not be reached."""
-
-
-class SparkRunner:
-    """Runs works on Spark. Uses the active Spark session, or starts one for the first work."""
-
-    def __init__(self, name: str, master: str) -> None:
-        self._name, self._master = name, master
-        self._spark: SparkSession | None = None
-        self._is_ours = False
-        self._said: Path | None = None
-
-    def start(self) -> None:
-        self.session()
-
-    def run(
+    def exchange(
         self,
         works: Sequence[Work],
-        function: Callable[[Work], Result],
+        first: Callable[[Work], Letters],
+        steps: Sequence[Step],
         progress: Progress | None = None,
-    ) -> list[Result]:
-        if not works:
-            return []
-        context = self.session().sparkContext
-        with self.sentences(), _watched(context, self._name, len(works), progress):
-            data = context.parallelize(list(works), len(works))
-            found: list[Result | _Failed] = data.map(_Guarded(function)).collect()
-        results: list[Result] = []
-        for one in found:
-            if isinstance(one, _Failed):
-                raise ServerAwayError(one.sentence) if one.is_away else JobError(one.sentence)
-            results.append(one)
-        return results
+    ) -> list[Letter]:
+        """Run `first` on each work, send its letters through the steps, and return those of the last step.
+
+        A task may run again after it has sent letters. Then the letters of either run may arrive.
+        """
 
     def close(self) -> None:
-        if self._spark is not None and self._is_ours:
-            # A JVM that has died cannot be stopped. The job has already failed with its own error.
-            with contextlib.suppress(Exception) if self._has_ended() else contextlib.nullcontext():
-                self._spark.stop()
-        if self._said is not None:
-            self._said.unlink(missing_ok=True)
-
-    def session(self) -> "SparkSession":
-        """Return the Spark session, for streaming queries. Use it within `sentences`."""
-        if self._spark is None:
-            from pyspark.sql import SparkSession
-
-            from headrace.spark.session import session
-
-            self._is_ours = SparkSession.getActiveSession() is None
-            if self._is_ours:
-                logger.debug("starting Spark")
-                handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
-                self._said = Path(path)
-                with _standard_error(handle), _signals():
-                    self._spark = self._started()
-            else:
-                self._spark = session(self._name)
-        return self._spark
-
-    def _started(self) -> "SparkSession":
-        from headrace.spark.session import SparkStartError, session
-
-        try:
-            return session(self._name, master=self._master)
-        except SparkStartError as error:
-            raise JobError(f"{error}{self._words()}") from error
-
-    @contextlib.contextmanager
-    def sentences(self) -> Iterator[None]:
-        """Turn failures of Spark and of tasks into `JobError`."""
-        from py4j.protocol import Py4JError, Py4JNetworkError
-        from pyspark.errors import PySparkException
-
-        try:
-            yield
-        except (Py4JError, PySparkException, OSError, EOFError) as error:
-            # Only a broken connection to the JVM raises these errors: tasks return their own OSErrors as
-            # results.
-            broken = isinstance(error, Py4JNetworkError | OSError | EOFError)
-            broken = broken or "SparkContext was shut down" in str(error)
-            if self._has_ended(_DEATH_S if broken else 0.0):
-                raise JobError(
-                    f"Spark's Java process {self._how_it_ended()} while the job ran{self._words()}"
-                ) from error
-            if isinstance(error, OSError | EOFError):
-                raise
-            reason = _reason(str(error))
-            if expected := re.match(r"headrace\.[\w.]+: ", reason):
-                is_away = ServerError.__name__ in expected[0]
-                kind = ServerAwayError if is_away else JobError
-                raise kind(reason[expected.end() :]) from error
-            where = ""
-            if self._said is not None:
-                where = f"; what Spark said is in {self._said}"
-                self._said = None
-            raise JobError(f"a task failed: {reason}{where}") from error
-
-    def _java(self) -> "subprocess.Popen[bytes] | None":
-        """Return Spark's Java process, or None if another program started it."""
-        gateway = getattr(self._spark and self._spark.sparkContext, "_gateway", None)
-        found: subprocess.Popen[bytes] | None = getattr(gateway, "proc", None)
-        return found
-
-    def _has_ended(self, within_s: float = 0.0) -> bool:
-        java = self._java()
-        if java is None:
-            return False
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            java.wait(within_s)
-        return java.poll() is not None
-
-    def _how_it_ended(self) -> str:
-        java = self._java()
-        code = java.returncode if java is not None else 0
-        # A JVM that handles a signal ends with 128 plus the number of the signal.
-        number = -code if code < 0 else code - 128
-        if number not in {int(one) for one in signal.Signals}:
-            return f"ended with exit code {code}"
-        hint = "; was there enough memory?" if number == signal.SIGKILL else ""
-        return f"was killed ({signal.Signals(number).name}{hint})"
-
-    def _words(self) -> str:
-        """Return the last lines of Spark's output, and the path of all output; that file is then kept."""
-        if self._said is None:
-            return ""
-        where, self._said = self._said, None
-        lines = last_lines(where.read_text("utf-8", "replace"))
-        if not lines:
-            where.unlink()
-            return ""
-        return f". Spark said: {' / '.join(lines)} (all of it is in {where})"
-
-
-_NOISE = re.compile(
-    r"at \S+[(].*[)]$|[.]{3} \d+ more$|WARNING: |Using Spark's default log4j |\S*spark-class: line |head: "
-)
-"""Stack frames, and lines that Spark and its scripts always print."""
-
-
-def last_lines(text: str) -> list[str]:
-    """Return the last lines of a JVM's standard error that are not noise, each once."""
-    lines = [line.strip().removeprefix('Exception in thread "main" ') for line in text.splitlines()]
-    told = dict.fromkeys(line for line in lines if line and not _NOISE.match(line))
-    return [line[:_LINE_CHARACTERS_MAX] for line in list(told)[-_LAST_LINES_MAX:]]
-
-
-def _reason(text: str) -> str:
-    """Return the last line of a Python traceback in Spark's message, or the first line without one."""
-    told = re.findall(r"^(?!org\.|java)[\w.]*(?:Error|Exception|Exit)\b.*$", text, re.MULTILINE)
-    return str(told[-1] if told else text.strip().partition("\n")[0])
+        """Release everything. No more works may follow."""
 
 
 class LocalRunner:
@@ -254,55 +138,212 @@ class LocalRunner:
                 progress(number / len(works))
         return found
 
+    def exchange(
+        self,
+        works: Sequence[Work],
+        first: Callable[[Work], Letters],
+        steps: Sequence[Step],
+        progress: Progress | None = None,
+    ) -> list[Letter]:
+        letters = [letter for work in works for letter in first(work)]
+        for step in steps:
+            sent: dict[int, list[Letter]] = {}
+            for letter in letters:
+                assert 0 <= letter.to < step.partitions
+                assert len(letter.data) <= LETTER_BYTES_MAX
+                sent.setdefault(letter.to, []).append(letter)
+            letters = []
+            for number, some in sent.items():
+                some.sort(key=lambda letter: letter.key)
+                letters += step.function(number, iter(some))
+        if progress is not None:
+            progress(1.0)
+        return letters
+
     def close(self) -> None: ...
 
 
-class _Guarded:
-    """Function of a task that returns its expected failures as results."""
+class SparkRunner:
+    """Runs works on Spark, in the given session, in the active one, or in one that it starts and stops."""
 
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
+    def __init__(self, name: str, master: str, spark: "SparkSession | None" = None) -> None:
+        self._name, self._master = name, master
+        self._spark: SparkSession | None = None
+        self._given = spark
+        self._is_ours = False
+        self._said: Path | None = None
+        self._java: int | None = None
+        """Process id of a Java process that this object has started."""
 
-    def __call__(self, work: Any) -> Any:
+    def start(self) -> None:
+        self.session()
+
+    def run(
+        self,
+        works: Sequence[Work],
+        function: Callable[[Work], Result],
+        progress: Progress | None = None,
+    ) -> list[Result]:
+        if not works:
+            return []
+        found = self._collect(works, _Task(function), (), progress)
+        results: list[Result] = []
+        for letter in sorted(found, key=lambda letter: letter.to):
+            one = pickle.loads(letter.data)
+            if isinstance(one, _Failed):
+                raise ServerAwayError(one.sentence) if one.is_away else JobError(one.sentence)
+            results.append(one)
+        return results
+
+    def exchange(
+        self,
+        works: Sequence[Work],
+        first: Callable[[Work], Letters],
+        steps: Sequence[Step],
+        progress: Progress | None = None,
+    ) -> list[Letter]:
+        return self._collect(works, _First(first), steps, progress) if works else []
+
+    def close(self) -> None:
+        if self._spark is not None and self._is_ours:
+            # A JVM that has died cannot be stopped. The job has already failed with its own error.
+            with contextlib.suppress(Exception) if self._end() else contextlib.nullcontext():
+                self._spark.stop()
+        if self._said is not None:
+            self._said.unlink(missing_ok=True)
+
+    def _collect(
+        self,
+        works: Sequence[Any],
+        first: "_Task | _First",
+        steps: Sequence[Step],
+        progress: Progress | None,
+    ) -> list[Letter]:
+        from headrace.spark.jobs import watched
+
+        spark = self.session()
+        tasks = len(works) + sum(step.partitions for step in steps)
+        tag = f"{self._name.replace(' ', '-')}-{uuid.uuid4().hex[:8]}"
+        with self.sentences(), watched(spark, tag, tasks, progress):
+            data = _frame(spark, works).mapInArrow(first, _COLUMNS)
+            for step in steps:
+                data = data.repartitionById(step.partitions, "to").sortWithinPartitions("key")
+                data = data.mapInArrow(_Next(step.function), _COLUMNS)
+            return list(_letters(data.toArrow().to_batches()))
+
+    def session(self) -> "SparkSession":
+        """Return the Spark session."""
+        if self._spark is None:
+            from headrace.spark.session import active_session, register
+
+            running = self._given or active_session()
+            self._is_ours = running is None
+            if running is None:
+                logger.debug("starting Spark")
+                handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
+                self._said = Path(path)
+                with _standard_error(handle), _signals():
+                    self._spark = self._started()
+            else:
+                register(running)
+                self._spark = running
+        return self._spark
+
+    def _started(self) -> "SparkSession":
+        from headrace.spark.session import SparkStartError, java_process, session
+
         try:
-            return self._function(work)
-        except (HeadraceError, OSError) as error:
-            return _Failed(str(error), isinstance(error, ServerError) and error.is_away)
+            found = session(self._name, master=self._master)
+        except SparkStartError as error:
+            raise JobError(f"{error}{self._words()}") from error
+        self._java = java_process(found)
+        return found
 
+    @contextlib.contextmanager
+    def sentences(self) -> Iterator[None]:
+        """Turn failures of Spark and of tasks into `JobError`."""
+        from py4j.protocol import Py4JError, Py4JNetworkError
+        from pyspark.errors import PySparkException
 
-@contextlib.contextmanager
-def _watched(context: Any, name: str, count: int, progress: Progress | None) -> Iterator[None]:
-    if progress is None:
-        yield
-        return
-    from py4j.protocol import Py4JError
+        try:
+            yield
+        except (Py4JError, PySparkException, OSError, EOFError) as error:
+            # Only a broken connection to the JVM raises these errors: tasks return their own OSErrors as
+            # results.
+            broken = isinstance(error, Py4JNetworkError | OSError | EOFError)
+            broken = broken or "SparkContext was shut down" in str(error)
+            if ended := self._end(_DEATH_S if broken else 0.0):
+                raise JobError(
+                    f"Spark's Java process {ended} while the job ran{self._words()}"
+                ) from error
+            if isinstance(error, OSError | EOFError):
+                raise
+            reason = _reason(str(error))
+            if expected := re.match(r"headrace\.[\w.]+: ", reason):
+                is_away = ServerError.__name__ in expected[0]
+                kind = ServerAwayError if is_away else JobError
+                raise kind(reason[expected.end() :]) from error
+            where = ""
+            if self._said is not None:
+                where = f"; what Spark said is in {self._said}"
+                self._said = None
+            raise JobError(f"a task failed: {reason}{where}") from error
 
-    context.setJobGroup(name, name)
-    tracker = context.statusTracker()
-    before = set(tracker.getJobIdsForGroup(name))
-    done = threading.Event()
-
-    def watch() -> None:
-        while not done.wait(_POLL_S):
+    def _end(self, within_s: float = 0.0) -> str:
+        """Return how the Java process that this object has started ended; empty if it has not."""
+        until_s = time.monotonic() + within_s
+        while self._java is not None:
             try:
-                jobs = set(tracker.getJobIdsForGroup(name)) - before
-            except (Py4JError, OSError):
-                return  # the JVM has died, and the job's own call reports it
-            infos = [tracker.getJobInfo(job) for job in jobs]
-            stages = [
-                tracker.getStageInfo(stage) for info in infos if info for stage in info.stageIds
-            ]
-            finished = sum(stage.numCompletedTasks for stage in stages if stage)
-            progress(min(1.0, finished / count))
+                # The process stays a zombie, for the library that has started it.
+                found = os.waitid(os.P_PID, self._java, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return "ended"
+            if found is not None:
+                return _how_it_ended(found)
+            if time.monotonic() >= until_s:
+                return ""
+            time.sleep(_POLL_S)
+        return ""
 
-    watcher = threading.Thread(target=watch, name="headrace-progress", daemon=True)
-    watcher.start()
-    try:
-        yield
-    finally:
-        done.set()
-        watcher.join()
-    progress(1.0)
+    def _words(self) -> str:
+        """Return the last lines of Spark's output, and the path of all output; that file is then kept."""
+        if self._said is None:
+            return ""
+        where, self._said = self._said, None
+        lines = last_lines(where.read_text("utf-8", "replace"))
+        if not lines:
+            where.unlink()
+            return ""
+        return f". Spark said: {' / '.join(lines)} (all of it is in {where})"
+
+
+def _how_it_ended(found: os.waitid_result) -> str:
+    code = found.si_status
+    # A JVM that handles a signal ends with 128 plus the number of the signal.
+    number = code if found.si_code != os.CLD_EXITED else code - 128
+    if number not in {int(one) for one in signal.Signals}:
+        return f"ended with exit code {code}"
+    hint = "; was there enough memory?" if number == signal.SIGKILL else ""
+    return f"was killed ({signal.Signals(number).name}{hint})"
+
+
+_NOISE = re.compile(
+    r"at \S+[(].*[)]$|[.]{3} \d+ more$|WARNING: |Using Spark's default log4j |\S*spark-class: line |head: "
+)
+"""Stack frames, and lines that Spark and its scripts always print."""
+
+
+def last_lines(text: str) -> list[str]:
+    """Return the last lines of a JVM's standard error that are not noise, each once."""
+    lines = [line.strip().removeprefix('Exception in thread "main" ') for line in text.splitlines()]
+    told = dict.fromkeys(line for line in lines if line and not _NOISE.match(line))
+    return [line[:_LINE_CHARACTERS_MAX] for line in list(told)[-_LAST_LINES_MAX:]]
+
+
+def _reason(text: str) -> str:
+    """Return the last line of a Python traceback in Spark's message, or the first line without one."""
+    told = re.findall(r"^(?!org\.|java)[\w.]*(?:Error|Exception|Exit)\b.*$", text, re.MULTILINE)
+    return str(told[-1] if told else text.strip().partition("\n")[0])
 
 
 @contextlib.contextmanager
@@ -327,77 +368,107 @@ def _standard_error(handle: int) -> Iterator[None]:
         os.close(handle)
 
 
-Batches = dict[int, list[int]]
-"""Indexes of a file's batches, by the number of the batch."""
+# Works and letters as rows
 
-Places = list[tuple[str, list[int]]]
-"""Paths of files, each with the indexes of some batches."""
+_COLUMNS = "to int, key binary, data binary"
+_SCHEMA = pa.schema(
+    [
+        pa.field("to", pa.int32(), False),
+        pa.field("key", pa.binary(), False),
+        pa.field("data", pa.binary(), False),
+    ]
+)
 
 
-@contextmanager
-def staging(directory: Path) -> Iterator[Path]:
-    """Yield a directory for the files of a run, empty before and after; only one run may use it at a time."""
-    place = directory / HIDDEN / "staging"
-    make_directory(place)
-    _empty(place)
+def _frame(spark: "SparkSession", works: Sequence[Any]) -> "DataFrame":
+    """Return a DataFrame with one work in each partition."""
+    letters = (Letter(number, b"", pickle.dumps(work)) for number, work in enumerate(works))
+    table = pa.Table.from_batches(_batches(letters), _SCHEMA)
+    return spark.createDataFrame(table).repartitionById(len(works), "to")
+
+
+def _letters(batches: Iterable[pa.RecordBatch]) -> Letters:
+    for batch in batches:
+        yield from map(Letter._make, zip(*(column.to_pylist() for column in batch), strict=True))
+
+
+def _batches(letters: Iterable[Letter]) -> Iterator[pa.RecordBatch]:
+    some: list[Letter] = []
+    size = 0
+    for letter in letters:
+        some.append(letter)
+        size += len(letter.data)
+        if size >= _BATCH_BYTES:
+            yield _batch(some)
+            some, size = [], 0
+    if some:
+        yield _batch(some)
+
+
+def _batch(some: Sequence[Letter]) -> pa.RecordBatch:
+    columns = zip(*some, strict=True)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, _SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
+
+
+# Functions of tasks. Spark pickles these objects.
+
+
+class _Failed(NamedTuple):
+    """Failure of a work, as one sentence. Spark would make a page of text of it."""
+
+    sentence: str
+    is_away: bool
+    """True if a server could not be reached."""
+
+
+class _Task:
+    """Runs a function on each work, and returns its expected failures as results."""
+
+    def __init__(self, function: Callable[[Any], Any]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return _batches(map(self._result, _letters(batches)))
+
+    def _result(self, letter: Letter) -> Letter:
+        try:
+            found = self._function(pickle.loads(letter.data))
+        except (HeadraceError, OSError) as error:
+            found = _Failed(str(error), isinstance(error, ServerError) and error.is_away)
+        return letter._replace(data=pickle.dumps(found))
+
+
+class _First:
+    """Runs the function of an exchange that makes letters of each work."""
+
+    def __init__(self, function: Callable[[Any], Letters]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with _sentence():
+            for letter in _letters(batches):
+                yield from _batches(self._function(pickle.loads(letter.data)))
+
+
+class _Next:
+    """Runs the function of a step on the letters of a partition."""
+
+    def __init__(self, function: Callable[[int, Letters], Letters]) -> None:
+        self._function = function
+
+    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        letters = _letters(batches)
+        first = next(letters, None)
+        if first is not None:
+            with _sentence():
+                yield from _batches(self._function(first.to, chain([first], letters)))
+
+
+@contextlib.contextmanager
+def _sentence() -> Iterator[None]:
+    """Name errors of the operating system by a class whose text `SparkRunner.sentences` knows."""
     try:
-        yield place
-    finally:
-        _empty(place)
-
-
-def _empty(place: Path) -> None:
-    for path in place.iterdir():
-        path.unlink()
-
-
-class WorkFile:
-    """Staged file of one task.
-
-    A task that Spark repeats writes another file. Only files that the driver learns of count.
-    """
-
-    def __init__(self, staging: str, name: str, schema: pa.Schema) -> None:
-        if not Path(staging).is_dir():
-            raise NotSharedError(
-                f"Spark's executors do not see {staging}: name a directory that all machines share"
-            )
-        self.path = str(Path(staging, f"{name}-{uuid.uuid4().hex[:12]}.arrow"))
-        self.batches: Batches = {}
-        self._schema = schema
-        self._written = 0
-
-    def __enter__(self) -> Self:
-        self._stack = ExitStack()
-        with writing(Path(self.path)):
-            file = self._stack.enter_context(pa.OSFile(self.path, "wb"))
-            self._writer = self._stack.enter_context(pa.ipc.new_file(file, self._schema))
-        return self
-
-    def __exit__(self, *given: object) -> None:
-        with writing(Path(self.path)):
-            self._stack.close()
-
-    def add(self, number: int, batch: pa.RecordBatch) -> None:
-        with writing(Path(self.path)):
-            self._writer.write_batch(batch)
-        self.batches.setdefault(number, []).append(self._written)
-        self._written += 1
-
-
-def by_number(files: Iterable[tuple[str, Batches]]) -> dict[int, Places]:
-    found: dict[int, Places] = {}
-    for path, batches in files:
-        for number, some in batches.items():
-            found.setdefault(number, []).append((path, some))
-    return dict(sorted(found.items()))
-
-
-def read_staged(
-    stack: ExitStack, places: Sequence[tuple[str, list[int]]]
-) -> Iterator[pa.RecordBatch]:
-    """Yield batches from files that stay mapped until the stack is closed: pages are read when needed."""
-    for path, numbers in places:
-        reader = pa.ipc.open_file(stack.enter_context(pa.memory_map(path)))
-        for number in numbers:
-            yield reader.get_batch(number)
+        yield
+    except OSError as error:
+        raise TaskError(str(error)) from error

@@ -208,16 +208,17 @@ def track(spark: "SparkSession", url: str, token: str = "") -> StreamingQueryLis
     """
     listener = _Tracker(url, token)
     spark.streams.addListener(listener)
-    atexit.register(_wait_for_listeners, spark)
+    atexit.register(_wait_for_listeners)
     return listener
 
 
-def _wait_for_listeners(spark: "SparkSession") -> None:
+def _wait_for_listeners() -> None:
     """Wait for the events of the last batch, because a script may end together with its query."""
+    from headrace.spark.session import java_context
+
     # A stopped session has delivered its events, and a client of Spark Connect has no listener bus.
     with contextlib.suppress(Exception):
-        bus = spark.sparkContext._jsc.sc().listenerBus()
-        bus.waitUntilEmpty(_LAST_WORDS_MS)
+        java_context().listenerBus().waitUntilEmpty(_LAST_WORDS_MS)
 
 
 class _Tracker(StreamingQueryListener):

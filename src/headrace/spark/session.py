@@ -3,14 +3,13 @@
 Both check first what would otherwise fail with an obscure error: Java, and the Python of Spark's workers.
 """
 
-import json
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,6 @@ from headrace.errors import HeadraceError
 from headrace.spark.source import HeadraceSource
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
     from pyspark.sql.datasource import DataSource
 
@@ -58,6 +56,10 @@ Filter push-down is off: Spark 4.3 caches the filtered part of a frame and later
 """
 
 
+_CONNECT = "sc://"
+_SUBMITTED = "PYSPARK_GATEWAY_PORT"
+"""Variable that `spark-submit` sets for an application."""
+
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 JAVA_LEAST = 17
@@ -83,26 +85,37 @@ def session(
 ) -> "SparkSession":
     """Return a new Spark session on `master`, or the one that is running.
 
-    `settings` take precedence over `SETTINGS`. A running session keeps its own settings, apart from those in
-    `settings`.
+    `master` may be the address of a Spark Connect server, such as `sc://HOST:15002`. The master of
+    `spark-submit`, or the address in SPARK_REMOTE, takes precedence. `settings` take precedence over
+    `SETTINGS`. A running session keeps its own settings, apart from those in `settings`.
     """
-    from pyspark.sql import SparkSession
-
-    check_master(master)
-    check_java()
-    running = SparkSession.getActiveSession()
-    if running is not None:
+    given = settings or {}
+    spark = active_session()
+    if spark is not None:
         # Other code may rely on the running session's own settings.
-        for key, value in (settings or {}).items():
-            running.conf.set(key, value)
-        register(running)
-        return running
+        for key, value in given.items():
+            spark.conf.set(key, value)
+    elif (address := os.environ.get("SPARK_REMOTE", master)).startswith(_CONNECT):
+        spark = _connected(name, address, given)
+    elif _SUBMITTED in os.environ:
+        spark = _started(name, "", given)  # its JVM runs already, with its own settings
+    else:
+        spark = _started_here(name, master, given, quiet=quiet)
+    register(spark)
+    return spark
+
+
+def _started_here(
+    name: str, master: str, settings: Mapping[str, str], *, quiet: bool
+) -> "SparkSession":
+    """Start a JVM on this machine, as the driver of `master`."""
+    check_java()
     if master.startswith("local"):
         # Without a network, Spark tries to resolve its host name and waits long for an answer.
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
         # Otherwise tasks would run in the first Python on the PATH, without the packages installed here.
         os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    chosen = {**SETTINGS, **(settings or {})}
+    chosen = {**SETTINGS, **settings}
     java = [chosen.get("spark.driver.extraJavaOptions", "")]
     if master.startswith("local") and not _has_collector(java[0]):
         # Rows are short-lived. The parallel collector, which does not run concurrently with the program,
@@ -112,18 +125,76 @@ def session(
         java.append(f"-Dlog4j2.configurationFile={_logging_file()}")
     chosen["spark.driver.extraJavaOptions"] = " ".join(java).strip()
     spark = _started(name, master, chosen)
-    partitions = _shuffle_partitions(
-        dict(spark.sparkContext.getConf().getAll()), spark.sparkContext.defaultParallelism
-    )
+    partitions = _shuffle_partitions(spark.conf.getAll)
     if partitions is not None:
         spark.conf.set(_SHUFFLE_PARTITIONS, str(partitions))
-    if quiet:
-        spark.sparkContext.setLogLevel("ERROR")
-    register(spark)
     return spark
 
 
-def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int | None:
+def active_session() -> "SparkSession | None":
+    """Return the running Spark session, if there is one."""
+    from pyspark.sql import SparkSession
+
+    return SparkSession.getActiveSession()
+
+
+def is_remote(spark: "SparkSession") -> bool:
+    """True for a session of Spark Connect, whose JVM is elsewhere."""
+    return not hasattr(spark, "_jsparkSession")
+
+
+def java_context() -> Any:
+    """Return the JVM's context of all sessions in this process; raise if there is none."""
+    from pyspark import SparkContext
+
+    context: Any = SparkContext._active_spark_context
+    return context._jsc.sc()
+
+
+def java_process(spark: "SparkSession") -> int | None:
+    """Return the process id of the session's JVM; None over Spark Connect."""
+    if is_remote(spark):
+        return None
+    jvm: Any = spark._jvm
+    return int(jvm.java.lang.ProcessHandle.current().pid())
+
+
+def _connected(name: str, address: str, settings: Mapping[str, str]) -> "SparkSession":
+    """Connect to a Spark Connect server; raise `SparkStartError` if that is not possible."""
+    import pyspark
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
+
+    try:
+        builder = SparkSession.builder.appName(name).remote(address)
+        for key, value in settings.items():
+            builder = builder.config(key, value)
+        spark = builder.getOrCreate()
+        version = spark.version
+    except ImportError as error:
+        raise SparkStartError(
+            f"Spark Connect needs: pip install 'headrace[connect]' ({plain_reason(error)})"
+        ) from error
+    except (PySparkException, ValueError, OSError) as error:
+        raise SparkStartError(
+            f"no Spark Connect server answers at {address}: {plain_reason(error)}"
+        ) from error
+    theirs, ours = (one.split(".")[:2] for one in (version, pyspark.__version__))
+    if theirs != ours:
+        spark.stop()
+        raise SparkStartError(
+            f"the server at {address} is Spark {version}, and this is Spark {pyspark.__version__}: install "
+            f"pyspark~={'.'.join(theirs)}.0 here, or use another server"
+        )
+    return spark
+
+
+def plain_reason(error: BaseException) -> str:
+    """Return the first line of an error."""
+    return str(error).strip().partition("\n")[0] or type(error).__name__
+
+
+def _shuffle_partitions(configured: Mapping[str, str]) -> int | None:
     """Return the number of shuffle partitions: the number of cores, or None to keep the configured value.
 
     None also keeps Spark's default if the number of cores is unknown. That default is 200, and a streaming
@@ -131,8 +202,8 @@ def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int 
     """
     if _SHUFFLE_PARTITIONS in configured:
         return None
-    if configured.get("spark.master", "").startswith("local"):
-        return parallelism
+    if local := re.match(r"local(?:\[(\d+|\*))?", configured.get("spark.master", "")):
+        return (os.cpu_count() or 1) if local[1] == "*" else int(local[1] or 1)
     # A cluster may have assigned no executor yet, so use the number that was requested.
     if "spark.cores.max" in configured:
         return int(configured["spark.cores.max"])
@@ -142,15 +213,6 @@ def _shuffle_partitions(configured: Mapping[str, str], parallelism: int) -> int 
     return None
 
 
-def check_master(master: str) -> None:
-    """Raise `SparkStartError` for a Spark Connect address: its client has no `SparkContext`."""
-    if master.startswith("sc://"):
-        raise SparkStartError(
-            f"{master!r} is the address of a Spark Connect server, and this needs a Spark of its own: give "
-            "local[*], spark://HOST:PORT, yarn or k8s://HOST:PORT"
-        )
-
-
 def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSession":
     """Start the session; raise `SparkStartError` if the JVM exits at once or cannot reach its master."""
     from py4j.protocol import Py4JError, Py4JJavaError
@@ -158,7 +220,9 @@ def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSessi
     from pyspark.sql import SparkSession
 
     try:
-        builder = SparkSession.builder.appName(name).master(master)
+        builder = SparkSession.builder.appName(name)
+        if master:
+            builder = builder.master(master)
         for key, value in settings.items():
             builder = builder.config(key, value)
         return builder.getOrCreate()
@@ -182,8 +246,7 @@ def register(spark: "SparkSession") -> None:
 
     Raise `WorkerPythonError` if Spark's workers run a Python without Headrace.
     """
-    if hasattr(spark, "_jsparkSession"):  # a client of Spark Connect cannot see the workers
-        check_workers(spark.sparkContext)
+    check_workers(spark)
     register_source(spark, HeadraceSource)
 
 
@@ -194,13 +257,16 @@ def register_source(spark: "SparkSession", source: "type[DataSource]") -> None:
     tasks of others are serialized with it. Spark's own registration makes it a `HashMap`, so now and then a
     query fails with `OptionalDataException`. A `ConcurrentHashMap` can be serialized while it changes.
     """
-    if not hasattr(spark, "_jsparkSession"):  # the server of Spark Connect makes the map
+    if is_remote(spark):  # the server of Spark Connect makes the map
         spark.dataSource.register(source)
         return
+    from pyspark import SparkContext
     from pyspark.sql.udf import _wrap_function
 
+    context = SparkContext._active_spark_context
+    assert context is not None
     jvm: Any = spark._jvm
-    function: Any = _wrap_function(spark.sparkContext, source)
+    function: Any = _wrap_function(context, source)
     python = jvm.org.apache.spark.sql.execution.datasources.v2.python
     shared = python.UserDefinedPythonDataSource(
         function.copy(
@@ -294,99 +360,80 @@ def _logging_file() -> str:
 NEEDED = ("headrace", "crc32c", "msgspec", "numpy", "pyarrow")
 """Modules that workers import. Spark itself provides `pyspark`."""
 
-_PROBE = (
-    "import json, sys\n"
-    "from importlib.util import find_spec\n"
-    "missing = [name for name in sys.argv[1:] if find_spec(name) is None]\n"
-    "print(json.dumps([missing, list(sys.version_info[:2])]))\n"
-)
-_PROBE_S = 30.0
-"""Timeout of the probe. A Python that takes longer is accepted."""
-
-_good: set[tuple[str, ...]] = set()
-"""Interpreters that passed the check, because each new Spark session registers the format again."""
+_good: set[tuple[str, str]] = set()
+"""Spark applications, and the Python of their workers, that passed: each session registers the format."""
 
 
 class WorkerPythonError(HeadraceError):
     """Spark's workers run a Python without Headrace: install it there, or set PYSPARK_PYTHON."""
 
 
-def check_workers(context: "SparkContext") -> None:
-    """Raise `WorkerPythonError` if every use of the format would fail.
+def check_workers(spark: "SparkSession") -> None:
+    """Raise `WorkerPythonError` if every use of the format would fail. Asks a worker, by a small query."""
+    from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
-    Spark plans reads of the format in a worker on the driver's machine, on clusters too, so this checks the
-    Python there. It does not start executors on other machines.
-    """
-    from pyspark import SparkFiles
-
-    includes = [
-        str(Path(SparkFiles.getRootDirectory(), name)) for name in context._python_includes or ()
-    ]
-    check_python(
-        context.pythonExec,
-        includes,
-        context.environment,
-        is_local=str(context.master).startswith("local"),
-    )
-
-
-def check_python(
-    name: str, includes: Sequence[str], environment: Mapping[str, str], *, is_local: bool
-) -> None:
-    """Check one interpreter; `includes` are the entries that `addPyFile` adds to its path."""
-    found = shutil.which(name)
-    if found is None:
-        if not is_local:
-            return  # the program may be in an archive that only executors unpack
+    configured = spark.conf.getAll
+    python = os.environ.get("PYSPARK_PYTHON", "python3")
+    workers = (configured.get("spark.app.id", ""), python)
+    if configured.get("spark.master", "").startswith("local") and not is_remote(spark):
+        if _is_ours(python):
+            return
+        if shutil.which(python) is None:
+            raise WorkerPythonError(
+                f"Spark's workers are configured to run {python!r}, which does not exist: {_advice()}"
+            )
+    if workers in _good:
+        return
+    try:
+        [(python, missing)] = spark.range(1).mapInArrow(_probe(NEEDED), _PROBED).collect()
+    except (PySparkException, Py4JError) as error:
+        found = _WORKER_FAILURE.search(str(error))
+        reason = found[0].rstrip(")") if found else plain_reason(error)
         raise WorkerPythonError(
-            f"Spark's workers are configured to run {name!r}, which does not exist: {_advice()}"
-        )
-    if _is_ours(found) or (found, *includes) in _good:
-        return
-    told = _probe(found, includes, environment)
-    if told is None:
-        return
-    missing, version = told
+            f"Spark's workers cannot run Headrace ({reason}): {_advice()}, or install 'headrace[spark]' there"
+        ) from error
     if missing:
         raise WorkerPythonError(
-            f"Spark's workers run {found}, which has no {' and no '.join(missing)}: {_advice()}, or install "
-            "'headrace[spark]' there"
+            f"Spark's workers run {python}, which has no {' and no '.join(missing.split())}: {_advice()}, or "
+            "install 'headrace[spark]' there"
         )
-    if version != list(sys.version_info[:2]):
-        theirs, ours = (".".join(map(str, one)) for one in (version, sys.version_info[:2]))
-        raise WorkerPythonError(
-            f"Spark's workers run {found}, which is Python {theirs}, and this is Python {ours}: {_advice()}"
-        )
-    _good.add((found, *includes))
+    _good.add(workers)
+
+
+_WORKER_FAILURE = re.compile(
+    r"(?:ModuleNotFound|Import)Error: .*|Python in worker has different .*"
+)
+
+_PROBED = "python string, missing string"
+
+
+def _probe(names: Sequence[str]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+    """Return a function for tasks. It is sent by value, so it also runs where Headrace is missing."""
+
+    def probe(batches: Iterator[Any]) -> Iterator[Any]:
+        import sys
+        from importlib.util import find_spec
+
+        import pyarrow
+
+        for _ in batches:
+            missing = " ".join(name for name in names if find_spec(name) is None)
+            yield pyarrow.RecordBatch.from_pydict(
+                {"python": [sys.executable], "missing": [missing]}
+            )
+
+    return probe
 
 
 def _advice() -> str:
     return f"set PYSPARK_PYTHON={sys.executable} before the session starts"
 
 
-def _is_ours(found: str) -> bool:
-    """True if `found` is this Python. A link from another directory may belong to another environment."""
-    here = Path(sys.executable)
-    there = Path(found).absolute()
+def _is_ours(name: str) -> bool:
+    """True if a program is this Python. A link from another directory may belong to another environment."""
+    found = shutil.which(name)
+    if found is None:
+        return False
+    here, there = Path(sys.executable), Path(found).absolute()
     return there.parent == here.parent and there.samefile(here)
-
-
-def _probe(
-    python: str, includes: Sequence[str], environment: Mapping[str, str]
-) -> tuple[list[str], list[int]] | None:
-    """Return the missing modules and the version; None if the interpreter does not answer."""
-    environ = {**os.environ, **environment}
-    path = [*includes, *filter(None, [environ.get("PYTHONPATH")])]
-    try:
-        done = subprocess.run(
-            [python, "-c", _PROBE, *NEEDED],
-            env=environ | {"PYTHONPATH": os.pathsep.join(path)},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_PROBE_S,
-            check=False,
-        )
-        missing, version = json.loads(done.stdout)
-    except (OSError, subprocess.TimeoutExpired, ValueError, TypeError):
-        return None
-    return missing, version

@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.table import Lock
+from headrace.lake.storage.storage import storage_of
 from headrace.pipeline import export
 from headrace.pipeline.aggregate.job import APP, AggregateSummary, aggregate
 from headrace.pipeline.tasks import JobError, LocalRunner
@@ -198,7 +197,6 @@ def test_states_cover_lake_and_log_of_all_topics(server, prefix, tmp_path):
     assert run(server, lake, into, "count", pattern="nothing").topics == 0
     assert rows_of(into) == {}
     assert DeltaTable(str(into)).transaction_version(APP) == 4
-    assert not list((into / HIDDEN / "staging").iterdir())
 
 
 def test_files_of_a_data_directory_give_the_same(server, prefix, tmp_path):
@@ -270,7 +268,7 @@ def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_pa
     given = {"lake": str(lake), "into": str(into), "pattern": f"{prefix}/.*"}
     given |= {"job": "aggregate", "reducer": "merge", "url": server.http_url}
     with exporters(tmp_path) as made:
-        for number, point in enumerate(("staging", "staged", "folding", "folded", "committed")):
+        for number, point in enumerate(("reading", "folding", "folded", "committed")):
             before = rows_of(into)
             fill(server, {name: [b"%d" % number] for name in topics})
             made.kill_at(point, **given)
@@ -278,7 +276,6 @@ def test_a_run_that_was_killed_leaves_the_table_as_it_was(server, prefix, tmp_pa
             told = made.finish(**given)
             assert (told["topics"], told["messages"]) == (5, 5 * (2 + number))
             assert {row["state"] for row in rows_of(into).values()} == {b"%d" % number}
-            assert not list((into / HIDDEN / "staging").iterdir())
 
 
 # Refusals
@@ -318,7 +315,7 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(LakeError, "cannot be read", lake, into, "last")
     file.unlink()
     refused(LakeError, "is missing, but the table names it", lake, into, "last")
-    with Lock(into / HIDDEN, "aggregate"):
+    with storage_of(into).lock("aggregate"):
         refused(LakeError, "another aggregate writes to .* \\(process", lake, into, "last")
     assert rows_of(into) == {}
 

@@ -15,28 +15,25 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from headrace.cli.main import main
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError
-from headrace.lake.manifests import HIDDEN
 from headrace.lake.states import StatesTable, StatesWriter, name_of
-from headrace.lake.table import Lock
-from headrace.payload.channel import Content, StoredMessage, encode_message
+from headrace.lake.storage.storage import storage_of
 from headrace.pipeline import aggregate, aggregate_stream, export
-from headrace.pipeline.aggregate.fold import Needs
+from headrace.pipeline.aggregate import stream as stream_module
 from headrace.pipeline.aggregate.job import APP, AggregateSummary
-from headrace.pipeline.aggregate.stream_tasks import pieces
 from headrace.pipeline.tasks import JobError, LocalRunner
+from headrace.reader.http_client import HttpClient
 from headrace.testing import ServerProcess, wait_until
 from tests.pipeline.aggregate.aggregates import Channels, State, channel_server, fill, rows_of
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import environment, session_members
-from tests.spark.support import JAVA_OPTIONS, require_java
-from tests.tools import TORTURE, takes_long
+from tests.spark.support import JAVA_OPTIONS, require_java, wait_applied
+from tests.tools import takes_long
 
 GATHER = "tests.pipeline.app:gather"
 
@@ -69,7 +66,8 @@ def stream(
     server: ServerProcess, into: Path, steps: Iterator[None], **given: Any
 ) -> AggregateSummary:
     place = {} if given.keys() & {"url", "data_dir"} else {"url": server.http_url}
-    return aggregate_stream(into, stop=Steps(steps), every_s=0, **place, **given)
+    given = {"runner": LocalRunner(), "every_s": 0, **place, **given}
+    return aggregate_stream(into, stop=Steps(steps), **given)
 
 
 def until(condition: Callable[[], bool]) -> Iterator[None]:
@@ -83,55 +81,6 @@ def ordinals(into: Path) -> dict[str, int]:
     if not DeltaTable.is_deltatable(str(into)):
         return {}
     return {topic: row["ordinal"] for topic, row in rows_of(into).items()}
-
-
-# Records → pieces
-
-
-def records(*rows: tuple[str, int, int, bytes]) -> pa.RecordBatch:
-    """Make records from topic, epoch, ordinal and payload; every offset is ten times the ordinal."""
-    topics, epochs, places, payloads = zip(*rows, strict=True)
-    offsets = [10 * place for place in places]
-    return pa.RecordBatch.from_pydict(
-        {
-            "topic": topics,
-            "epoch": epochs,
-            "offset": offsets,
-            "next_offset": [offset + 10 for offset in offsets],
-            "ordinal": places,
-            "payload": payloads,
-        }
-    )
-
-
-@pytest.mark.parametrize("needs", Needs)
-def test_records_that_follow_each_other_become_a_piece(needs):
-    message = encode_message(StoredMessage("p", 1, Content(b"1", is_json=True)))
-    batch = records(
-        ("a", 1, 0, b"0"),
-        ("a", 1, 1, b"1"),
-        ("a", 2, 2, b"2"),
-        ("a", 2, 4, b"4"),
-        ("$channel/a", 2, 5, message),
-        ("$channel/a", 2, 6, b"no message"),
-        ("$channel/b", 2, 7, b"no message"),
-    )
-    [made] = pieces(needs)(iter([batch, batch.slice(0, 0)]))
-    payloads = {
-        Needs.NONE: [[], [], [], [], []],
-        Needs.LAST: [[b"1"], [b"2"], [b"4"], [message], []],
-        Needs.ALL: [
-            *([b"0", b"1"], [b"2"], [b"4"]),
-            *([message, b"no message"], [b"no message"]),
-        ],
-    }[needs]
-    assert [tuple(row.values()) for row in made.to_pylist()] == [
-        ("a", 1, 0, 20, 0, 2, payloads[0]),
-        ("a", 2, 20, 30, 2, 3, payloads[1]),
-        ("a", 2, 40, 50, 4, 5, payloads[2]),
-        ("$channel/a", 2, 50, 70, 5, 7, payloads[3]),
-        ("$channel/b", 2, 70, 80, 7, 8, payloads[4]),
-    ]
 
 
 # States equal to the server's
@@ -149,11 +98,8 @@ def random_change(chance: random.Random, reducer: str) -> tuple[bytes, bool]:
     return json.dumps(change, indent=chance.choice([None, 1])).encode(), True
 
 
-@pytest.mark.parametrize("reducer", ["last", "count", "merge", "map"] if TORTURE else ["last"])
-def test_a_stream_comes_to_the_states_of_the_server(
-    server, prefix, tmp_path, shared_spark, reducer
-):
-    assert shared_spark
+@pytest.mark.parametrize("reducer", ["last", "count", "merge", "map"])
+def test_a_stream_comes_to_the_states_of_the_server(server, prefix, tmp_path, reducer):
     chance, into = random.Random(prefix), tmp_path / "into"
     channels = Channels(server)
     names = [f"{reducer}/{prefix}/{i}" for i in range(4)]
@@ -193,13 +139,9 @@ def test_a_stream_comes_to_the_states_of_the_server(
             channels.leave(name)
             assert channels.snapshot(name) == state
     channels.close()
-    assert not (into / HIDDEN / "checkpoint").exists()
 
 
-def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
-    server, prefix, tmp_path, shared_spark
-):
-    assert shared_spark
+def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(server, prefix, tmp_path):
     lake, into, alone = tmp_path / "lake", tmp_path / "into", tmp_path / "alone"
     a, b, c = (f"{prefix}/{name}" for name in "abc")
     given = {"reducer": GATHER, "pattern": f"{prefix}/.*"}
@@ -242,11 +184,11 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
     forget(c)
     publish(c)
     before = ordinals(into)
-    for point in ("merged", "committed") if TORTURE else ("committed",):
+    for point in ("reading", "folding", "merged", "committed"):
         publish(a, b)
         with pytest.raises(Killed):
             stream(server, into, until(lambda: False), points=Meddling(**{point: kill}), **given)
-        assert (ordinals(into) == before) == (point == "merged")
+        assert (ordinals(into) == before) == (point != "committed")
     # Meanwhile records were appended to the log and removed from it, so that only the lake has them.
     publish(b)
     to_lake()
@@ -258,9 +200,9 @@ def test_it_begins_with_lake_and_table_and_goes_on_after_any_end(
     assert [row["complete"] for _, row in sorted(rows_of(into).items())] == [True, True, False]
 
 
-@takes_long
-def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark, caplog):
-    assert shared_spark
+def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, caplog, monkeypatch):
+    # Each request has its own retries, which come before the waiting.
+    monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0.2)
     into = tmp_path / "into"
 
     def steps() -> Iterator[None]:
@@ -276,6 +218,164 @@ def test_a_server_that_is_away_is_waited_for(own_server, tmp_path, shared_spark,
     assert (done.messages, done.incomplete) == (3, 0)
 
 
+# Rounds
+
+
+class Counting(LocalRunner):
+    """Runner that counts the jobs that it is given."""
+
+    jobs = 0
+
+    def run(self, *args: Any, **given: Any) -> Any:
+        self.jobs += 1
+        return super().run(*args, **given)
+
+    def exchange(self, *args: Any, **given: Any) -> Any:
+        self.jobs += 1
+        return super().exchange(*args, **given)
+
+
+def test_a_round_is_one_job_and_nothing_runs_without_new_records(server, prefix, tmp_path):
+    into, topics = tmp_path / "into", [f"{prefix}/{i}" for i in range(40)]
+    fill(server, {topic: [b"1"] for topic in topics})
+    runner = Counting()
+
+    def steps() -> Iterator[None]:
+        yield from until(lambda: set(ordinals(into).values()) == {1})
+        assert runner.jobs == 1
+        for _ in range(3):
+            yield
+        assert runner.jobs == 1
+        fill(server, {topics[0]: [b"2"]})
+        yield from until(lambda: ordinals(into)[topics[0]] == 2)
+        assert runner.jobs == 2
+
+    stream(server, into, steps(), reducer="count", pattern=f"{prefix}/.*", runner=runner)
+    added = DeltaTable(str(into)).get_add_actions(flatten=True)
+    numbers = [path.partition("-")[0] for path in added["path"].to_pylist()]
+    assert sorted(set(numbers)) == ["00000000", "00000001"]
+    assert numbers.count("00000001") == 1  # the other buckets keep their files
+
+
+def test_a_round_reads_a_limited_part_of_the_log(server, prefix, tmp_path):
+    into, topic = tmp_path / "into", f"{prefix}/a"
+    stream(server, into, iter([None]), reducer=GATHER, pattern=f"{prefix}/.*")
+    fill(server, {topic: [b"%d" % n for n in range(20)]})
+    steps = until(lambda: ordinals(into) == {topic: 20})
+    stream(server, into, steps, reducer=GATHER, topics=[topic], batch_bytes=25)
+    assert json.loads(rows_of(into)[topic]["state"]) == list(range(20))
+    assert DeltaTable(str(into)).transaction_version(APP) >= 4
+
+
+def test_old_files_are_deleted_after_a_while(server, prefix, tmp_path, monkeypatch):
+    into, topic = tmp_path / "into", f"{prefix}/a"
+    found: list[int] = []
+
+    def steps() -> Iterator[None]:
+        for number in range(1, 5):
+            fill(server, {topic: [b"1"]})
+            yield from until(lambda number=number: ordinals(into) == {topic: number})
+            found.append(len(list(into.glob("*.parquet"))))
+            if number == 3:
+                monkeypatch.setattr(stream_module, "_READABLE_S", 0.0)
+
+    stream(server, into, steps(), reducer="count", pattern=topic)
+    assert found == [1, 2, 3, 2]
+
+
+def test_records_that_the_log_loses_meanwhile_come_from_the_lake(server, prefix, tmp_path):
+    lake, into, topic = tmp_path / "lake", tmp_path / "into", f"{prefix}/a"
+    fill(server, {topic: [b"1"]})
+
+    def lose() -> None:
+        fill(server, {topic: [b"2"]})
+        export(lake, [topic], url=server.http_url, runner=LocalRunner(), take_over=True)
+        with httpx.Client(base_url=server.http_url) as http:
+            assert http.delete("/v1/topic", params={"name": topic}).is_success
+        fill(server, {topic: [b"3"]})
+
+    export(lake, [topic], url=server.http_url, runner=LocalRunner(), take_over=True)
+    given = {"reducer": GATHER, "topics": [topic], "lake": lake}
+
+    def steps() -> Iterator[None]:
+        yield from until(lambda: ordinals(into) == {topic: 1})
+        lose()
+        yield from until(lambda: ordinals(into) == {topic: 3})
+
+    done = stream(server, into, steps(), **given)
+    assert (done.messages, done.incomplete) == (3, 0)
+    assert rows_of(into)[topic]["state"] == b"[1,2,3]"
+
+
+@pytest.mark.parametrize("place", ["url", "data_dir"])
+def test_a_state_that_ended_with_a_failure_stays(server, prefix, tmp_path, place):
+    into, topic = tmp_path / "into", f"{prefix}/a"
+    given = {"reducer": "merge", "topics": [topic]}
+    if place == "data_dir":
+        given["data_dir"] = str(server.data_dir)
+
+    def reach(number: int) -> Iterator[None]:
+        yield from until(lambda: ordinals(into) == {topic: number})
+
+    fill(server, {topic: [b'{"a": 1}']})
+    wait_applied(server, topic)
+    stream(server, into, reach(1), **given)
+    fill(server, {topic: [b'{"a": 2}', b"no JSON", b'{"a": 3}']})
+    wait_applied(server, topic)
+    stream(server, into, reach(2), **given)
+    fill(server, {topic: [b'{"a": 4}']})
+    wait_applied(server, topic)
+    before = rows_of(into)
+    done = stream(server, into, iter([None] * 3), **given)
+    assert (done.failed, done.messages) == (1, 2)
+    assert rows_of(into) == before
+    assert before[topic]["state"] == b'{"a":2}'
+
+
+def test_a_topic_that_begins_anew_with_its_server_has_a_state_that_does(tmp_path):
+    into = tmp_path / "into"
+    with ServerProcess(tmp_path / "data", "--durability=memory") as memory_server:
+
+        def reach(state: bytes) -> Iterator[None]:
+            yield from until(lambda: rows_of(into)["a"]["state"] == state)
+
+        def steps() -> Iterator[None]:
+            yield from reach(b"[1,2]")
+            memory_server.kill()
+            memory_server.start()
+            fill(memory_server, {"a": [b"3"]})
+            yield from reach(b"[3]")
+
+        fill(memory_server, {"a": [b"1", b"2"]})
+        stream(memory_server, into, iter([None]), reducer=GATHER)
+        done = stream(memory_server, into, steps(), reducer=GATHER)
+    assert (done.messages, done.incomplete) == (1, 0)
+
+
+# With Spark
+
+
+def test_with_spark_it_is_the_same(server, prefix, tmp_path, shared_spark):
+    assert shared_spark
+    into, alone = tmp_path / "into", tmp_path / "alone"
+    topics = [f"{prefix}/{i}" for i in range(7)]
+    given = {"reducer": GATHER, "pattern": f"{prefix}/.*"}
+
+    def steps() -> Iterator[None]:
+        for number in range(1, 4):
+            fill(server, {topic: [b"%d" % number] for topic in topics[-3 * number :]})
+            wanted = {topic: (number - i // 3) for i, topic in enumerate(reversed(topics))}
+            yield from until(
+                lambda wanted=wanted: (
+                    ordinals(into) == {topic: n for topic, n in wanted.items() if n > 0}
+                )
+            )
+
+    stream(server, into, steps(), runner=None, **given)
+    stream(server, alone, iter([None]), **given)
+    assert rows_of(into) == rows_of(alone)
+
+
 # The command
 
 
@@ -288,7 +388,7 @@ def test_a_command_goes_on_until_it_is_told_to_end(server, prefix, tmp_path, sha
     def meanwhile() -> None:
         wait_until(lambda: ordinals(into) == {topic: 2}, 120, "the states of the log")
         fill(server, {topic: [b"no JSON"]})
-        wait_until(lambda: rows_of(into)[topic]["error"] is not None, 120, "the query")
+        wait_until(lambda: rows_of(into)[topic]["error"] is not None, 120, "the failure")
         os.kill(os.getpid(), signal.SIGTERM)
 
     other = threading.Thread(target=meanwhile, daemon=True)
@@ -336,14 +436,14 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
     refused(OptionError, "say where the log is", into, url="")
     refused(OptionError, "where states are published", into, data_dir=".", publish=True)
     assert tree(tmp_path) == before
-    with Lock(into / HIDDEN, "aggregate"):
+    with storage_of(into).lock("aggregate"):
         refused(LakeError, "another aggregate writes to .* \\(process", into)
     # This table belongs to another log.
-    table = StatesTable.open(into)
+    table = StatesTable.open(storage_of(into))
     assert table is not None
-    writer = StatesWriter(into, name_of(1, 0, 16))
-    writer.add({**rows_of(into)[topics[0]], "ordinal": 9})
-    assert table.replace(APP, 1, [writer.finish()])
+    with StatesWriter(storage_of(into), name_of(1, 0, 16)) as writer:
+        writer.add({**rows_of(into)[topics[0]], "ordinal": 9})
+        assert table.replace(APP, 1, [writer.finish()])
     refused(LakeError, "is not the one that .*/into has", into)
 
 
@@ -375,7 +475,7 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
         def is_there(driver: Any = driver, reached: Path = reached) -> bool:
             return reached.exists() or driver.poll() is not None
 
-        wait_until(lambda: (into / HIDDEN / "checkpoint").exists(), 120, "the query")
+        wait_until(lambda: DeltaTable.is_deltatable(str(into)), 120, "the table")
         fill(server, {topic: [b"1"] * 3 for topic in topics})
         sent += 3
         wait_until(is_there, 120, f"it to be {point}")

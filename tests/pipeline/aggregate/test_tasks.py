@@ -1,7 +1,8 @@
-"""Tasks of an aggregation read, stage and fold files of a lake with many row groups."""
+"""Tasks of an aggregation: files of a lake with many row groups become pieces, letters and states."""
 
 import json
 import random
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +14,23 @@ import pytest
 from headrace.lake.files import writing
 from headrace.lake.files.writing import RecordRows, Writer
 from headrace.lake.format import SCHEMA, Shape
-from headrace.lake.states import read_states
+from headrace.lake.states import Buckets, read_states
+from headrace.lake.storage.storage import storage_of
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.pipeline.aggregate import tasks as aggregate_tasks
-from headrace.pipeline.aggregate.fold import NOTHING, load_reducer, reads
-from headrace.pipeline.aggregate.tasks import AggregateStageWork, FoldWork, fold_bucket, stage
+from headrace.pipeline.aggregate import pieces
+from headrace.pipeline.aggregate.bucket import BucketsWork
+from headrace.pipeline.aggregate.fold import NOTHING, Needs, load_reducer, reads
+from headrace.pipeline.aggregate.job import fold_buckets
+from headrace.pipeline.aggregate.pieces import (
+    PiecesWork,
+    TopicPiece,
+    joined,
+    letter_of,
+    piece_of,
+    topic_of,
+)
 from headrace.pipeline.job import Points
+from headrace.pipeline.tasks import LocalRunner
 from headrace.reader.planning import TopicSelection
 from headrace.reader.view import LogLocation
 
@@ -52,7 +64,7 @@ def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Record
 def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> str:
     """Write a file with records of topics from an ordinal on; row groups end anywhere in them."""
     chance = random.Random(name)
-    writer = Writer(lake, name, Shape())
+    writer = Writer(storage_of(lake), name, Shape())
     for topic, (ordinal, payloads) in sorted(topics.items()):
         last = len(payloads)
         offset = sum(4 + len(one) for one in payloads[:ordinal])
@@ -68,34 +80,44 @@ def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Use row groups, staged batches and folds of a few records each."""
+    """Use row groups and pieces of a few records each."""
     monkeypatch.setattr(writing, "ROW_GROUP_ROWS", 5)
-    monkeypatch.setattr(aggregate_tasks, "_STAGED_BYTES", 300)
-    monkeypatch.setattr(aggregate_tasks, "_FOLDED_AT_ONCE", 3)
+    monkeypatch.setattr(pieces, "_JOINED_BYTES_MAX", 300)
+    monkeypatch.setattr(pieces, "_PIECE_BYTES_MAX", 300)
+    monkeypatch.setattr(pieces, "_PIECE_RECORDS_MAX", 3)
 
 
 def aggregated(
     root: Path, tasks: list[list[str]], reducer: str, topics: TopicSelection
 ) -> dict[str, Any]:
-    staging = root / "staging"
-    staging.mkdir(exist_ok=True)
-    staged = [
-        stage(
-            AggregateStageWork(
-                *(str(staging), task, reducer, BUCKETS, topics, str(root / "lake"), files),
-                *(LogLocation(), [], Points()),
-            )
+    into = storage_of(root / "into")
+    buckets = Buckets(BUCKETS, tuple(range(BUCKETS)))
+    works = [
+        PiecesWork(
+            reducer=reducer,
+            buckets=buckets,
+            topics=topics,
+            lake=storage_of(root / "lake"),
+            files=files,
+            place=LogLocation(),
+            ranges=(),
+            points=Points(),
         )
-        for task, files in enumerate(tasks)
+        for files in tasks
     ]
-    found = {}
-    for bucket in range(BUCKETS):
-        pieces = [(one.path, one.batches[bucket]) for one in staged if bucket in one.batches]
-        work = FoldWork(str(root), 0, bucket, BUCKETS, reducer, ".", pieces, Points())
-        file = fold_bucket(work).file
-        assert file is not None
-        found.update((row["topic"], row) for row in read_states(root / file.path, COLUMNS))
-    return found
+    work = BucketsWork(
+        into=into,
+        number=0,
+        buckets=buckets,
+        old={},
+        reducer=reducer,
+        directory=".",
+        points=Points(),
+    )
+    folded = fold_buckets(LocalRunner(), works, work)
+    assert [one.bucket for one in folded] == list(range(BUCKETS))
+    rows = (row for one in folded for row in read_states(into.file(one.file.path), COLUMNS))
+    return {row["topic"]: row for row in rows}
 
 
 @pytest.mark.usefixtures("small")
@@ -139,3 +161,46 @@ def test_a_failure_in_the_middle_is_found_where_it_is(tmp_path):
     assert (row["ordinal"], row["messages"], row["state"]) == (13, 13, b'{"n":12}')
     assert row["offset"] == sum(4 + len(one) for one in payloads[:13])
     assert row["error"].startswith('message 14 of "t" cannot be folded')
+
+
+def piece(topic: str, epoch: int, ordinal: int, end_ordinal: int, records: bytes) -> TopicPiece:
+    """Make a piece of records of ten bytes each."""
+    return TopicPiece(topic, epoch, 10 * ordinal, 10 * end_ordinal, ordinal, end_ordinal, records)
+
+
+@pytest.mark.parametrize("needs", Needs)
+def test_pieces_that_follow_each_other_are_joined_unless_all_records_are_needed(needs):
+    given = [
+        piece("a", 1, 0, 2, b"1"),
+        piece("b", 1, 0, 1, b"2"),
+        piece("a", 1, 2, 3, b""),
+        piece("b", 1, 1, 2, b"3"),
+        piece("a", 1, 5, 6, b"4"),
+    ]
+    found = list(joined(iter(given), needs))
+    if needs is Needs.ALL:
+        assert found == given
+    else:
+        assert sorted(found) == [
+            piece("a", 1, 0, 3, b"1"),
+            piece("a", 1, 5, 6, b"4"),
+            piece("b", 1, 0, 2, b"3"),
+        ]
+
+
+def test_letters_of_a_topic_stay_together_in_the_order_of_epochs_and_offsets():
+    places = [(1, 0), (1, 255), (1, 256), (2, 3)]
+    topics = ["a", "a\0", "a\0\0\0\0\0\0\0\1", "ä", "b"]
+    given = [
+        TopicPiece(topic, epoch, offset, offset + 9, 1, 2, b"\0\0\0\5hello")
+        for topic in topics
+        for epoch, offset in places
+    ]
+    random.Random(1).shuffle(given)
+    letters = sorted((letter_of(0, one) for one in given), key=lambda one: one.key)
+    found = {
+        topic: [(one.epoch, one.offset, one.payloads) for one in map(piece_of, some)]
+        for topic, some in groupby(letters, topic_of)
+    }
+    assert found == {topic: [(*place, [b"hello"]) for place in places] for topic in topics}
+    assert len(list(groupby(letters, topic_of))) == len(topics)

@@ -70,7 +70,7 @@ def test_a_running_server_and_its_lake_from_the_command_line(
     assert verdict == "lost: 1 damaged"
 
     assert run("--lake", tmp_path / "none", "--data-dir", data) == 1
-    assert "there is no such directory" in capsys.readouterr().err
+    assert "it does not exist" in capsys.readouterr().err
     assert run("--http", own_server.http_url, "--data-dir", data) == 2
     assert "exclude each other" in capsys.readouterr().err
 

@@ -14,14 +14,15 @@ from hypothesis import strategies as st
 from headrace import connect_blocking
 from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
-from headrace.lake.format import LakeError, Shape
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.table import Lock
+from headrace.lake.format import FORMAT, LakeError, Shape
+from headrace.lake.storage.directory import Lock
+from headrace.lake.storage.storage import HIDDEN, storage_of
 from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe import keys as dedupe_keys
+from headrace.pipeline.dedupe import tasks as dedupe_tasks
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export
-from headrace.pipeline.tasks import JobError, LocalRunner
+from headrace.pipeline.tasks import JobError, LocalRunner, NotSharedError, Step
 from tests.lake.rows import NOON_MS
 from tests.pipeline.export.exporter import exporters
 from tests.pipeline.lakes import rows_of
@@ -29,10 +30,7 @@ from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.support import send
 
-POINTS = (
-    *("staging", "staged", "deciding", "decided", "writing", "written"),
-    *("noted", "committed", "swept"),
-)
+POINTS = ("staging", "deciding", "writing", "written", "noted", "committed", "swept")
 HOUR_MS = 3_600_000
 
 
@@ -145,6 +143,8 @@ def test_many_runs_come_to_the_same_as_one(tmp_path_factory, monkeypatch, some, 
         elif then:
             only = [min(payloads)] if then == "one topic" else []
             monkeypatch.setattr(dedupe_keys, "_BUCKET_ROWS", size // 500)
+            monkeypatch.setattr(dedupe_tasks, "_STAGED_ROWS", size // 250)
+            monkeypatch.setattr(dedupe_tasks, "_LETTER_BYTES", size // 5)
             run(lake.path, root / "steps", topics=only, task_bytes=size)
     run(lake.path, root / "steps")
     run(lake.path, root / "once")
@@ -172,7 +172,93 @@ def test_a_run_killed_at_any_point_is_as_one_that_nobody_disturbed(made, tmp_pat
     hidden = into / HIDDEN
     assert len(list((hidden / "runs").iterdir())) == 1
     assert len(list((hidden / "keys").iterdir())) <= 4
-    assert not list((hidden / "staging").iterdir())
+    assert {path.name for path in hidden.iterdir()} == {"runs", "keys", "lock-dedupe"}
+
+
+class Repeating(LocalRunner):
+    """Runs each task twice. Each task of the next step gets the letters of one run, chosen by chance."""
+
+    def __init__(self):
+        self._chance = random.Random(5)
+
+    def exchange(self, works, first, steps, progress=None):
+        steps = [Step(step.partitions, self._twice(step.function)) for step in steps]
+        return super().exchange(works, self._twice(first), steps, progress)
+
+    def _twice(self, function):
+        def either(*given):
+            # The last argument is a work, or letters that both runs read.
+            *before, last = given
+            kept = list(last) if before else []
+            runs = [list(function(*before, iter(kept) if before else last)) for _ in range(2)]
+            to = {letter.to for letter in runs[0]}
+            chosen = {number: self._chance.choice(runs) for number in sorted(to)}
+            found = [
+                letter for letters in runs for letter in letters if chosen[letter.to] is letters
+            ]
+            self._chance.shuffle(found)
+            return iter(found)
+
+        return either
+
+
+def test_tasks_that_run_again_change_nothing(made, tmp_path):
+    into = tmp_path / "into"
+    for hours in (51, 52):
+        run(made.path, into, runner=Repeating(), task_bytes=3000)
+        assert left(into) == firsts(made.path)
+        made.add({"a": [b"1", b"2", b"%d" % hours], "c": [b"1", b"1"]}, NOON_MS + hours * HOUR_MS)
+    run(made.path, into)
+    assert left(into) == firsts(made.path)
+    assert len(list((into / HIDDEN / "keys").iterdir())) == 4
+
+
+def test_without_new_rows_no_task_runs(made, tmp_path):
+    class Idle(LocalRunner):
+        def exchange(self, *given):
+            raise AssertionError
+
+    into = tmp_path / "into"
+    run(made.path, into)
+    compact(made.path, runner=LocalRunner())
+    assert run(made.path, into, runner=Idle()).rows == 0
+
+
+def test_a_machine_that_does_not_see_the_table_writes_nothing(made, tmp_path, monkeypatch):
+    """The table is hidden while tasks run, as if they ran on a machine without this directory."""
+
+    class Elsewhere(LocalRunner):
+        def exchange(self, *given):
+            into.rename(tmp_path / "hidden")
+            return super().exchange(*given)
+
+    into = tmp_path / "into"
+    with pytest.raises(NotSharedError, match="Spark's executors do not see "):
+        run(made.path, into, runner=Elsewhere())
+    assert not into.exists()
+
+
+def test_each_table_has_a_secret_and_keeps_it(made, tmp_path):
+    secrets = []
+    for into in (tmp_path / "one", tmp_path / "other"):
+        for hours in (51, 52):
+            run(made.path, into)
+            made.add({"a": [b"%d" % hours]}, NOON_MS + hours * HOUR_MS)
+            secrets.append(DedupedTable.open(storage_of(into), Shape()).last().secret)
+    assert secrets[0] == secrets[1] != secrets[2] == secrets[3]
+    assert {len(secret) for secret in secrets} == {32}
+
+
+def test_files_that_an_earlier_version_has_left_are_deleted(made, tmp_path):
+    into = tmp_path / "into"
+    run(made.path, into)
+    staging = into / HIDDEN / "staging"
+    staging.mkdir()
+    (staging / "000000-keys-0123456789ab.arrow").touch()
+    (staging / "mine").touch()
+    made.add({"a": [b"newest"]}, NOON_MS + 52 * HOUR_MS)
+    run(made.path, into)
+    assert [path.name for path in staging.iterdir()] == ["mine"]
 
 
 def test_files_of_others_stay(made, tmp_path):
@@ -308,7 +394,10 @@ def test_of_two_runs_at_once_one_counts(made, tmp_path, monkeypatch):
     into = tmp_path / "into"
     run(made.path, into)
     made.add({"a": [b"1", b"new"]}, NOON_MS + 51 * HOUR_MS)
-    with Lock(into / HIDDEN, "dedupe"), pytest.raises(LakeError, match="another dedupe writes to"):
+    with (
+        storage_of(into).lock("dedupe"),
+        pytest.raises(LakeError, match="another dedupe writes to"),
+    ):
         run(made.path, into)
     monkeypatch.setattr(Lock, "__enter__", lambda self: self)
     for point in ("written", "noted"):
@@ -326,7 +415,7 @@ def test_what_the_next_run_writes_is_not_swept_by_the_last(made, tmp_path):
     """This simulates two machines: one sweeps after its commit while the other is about to commit."""
     into = tmp_path / "into"
     run(made.path, into)
-    table = DedupedTable.open(into, Shape())
+    table = DedupedTable.open(storage_of(into), Shape())
     for hours in (51, 52):
         made.add({"a": [b"1", b"%d" % hours]}, NOON_MS + hours * HOUR_MS)
         run(made.path, into, points=Meddling(noted=lambda: table.sweep(table.last())))
@@ -413,7 +502,7 @@ def test_what_was_decided_at_the_first_run_stays(made, tmp_path):
     (note,) = (into / HIDDEN / "runs").iterdir()
     data = note.read_bytes()
     for changed, reason in (
-        (data.replace(b'"format":2', b'"format":7'), "was written by a newer version"),
+        (data.replace(b'"format":%d' % FORMAT, b'"format":99'), "was written by a newer version"),
         (data[:-9], "is damaged [(].*: restore it, or dedupe into a new directory"),
         (data.replace(b'"a":', b'"x":'), "is damaged [(]its checksum fails[)]: restore it"),
     ):

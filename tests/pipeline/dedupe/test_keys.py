@@ -5,21 +5,23 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import UNSET
 
 from headrace.pipeline.dedupe.keys import (
+    KEY,
+    ROW,
     Key,
     KeyKind,
-    KeyRows,
-    Keys,
     bucket_count,
+    buckets_of,
     decide,
     hashes,
     identities,
-    joined_buckets,
+    new_secret,
     topic_hash,
 )
 
-NOTHING = Keys(*(np.array([], np.uint64) for _ in range(3)), np.array([], np.int64))
+NOTHING = np.empty(0, KEY)
 
 histories = st.lists(
     st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 5)), max_size=40
@@ -42,14 +44,11 @@ def model(history, window_ms):
 
 def rows_of(history):
     topics, keys, later = (np.array(column, np.int64) for column in zip(*history, strict=True))
-    places = np.arange(len(history))
-    return KeyRows(
-        *(x.astype(np.uint64) for x in (keys, topics, topics)), np.cumsum(later), places * 7
-    )
-
-
-def at(rows, places):
-    return KeyRows(*(column[places] for column in rows))
+    rows = np.empty(len(history), ROW)
+    rows["high"], rows["low"], rows["topic"] = keys, topics, topics
+    rows["ms"], rows["place"] = np.cumsum(later), np.arange(len(history))
+    rows["offset"] = rows["place"] * 7
+    return rows
 
 
 @given(
@@ -64,9 +63,9 @@ def test_rows_are_dropped_as_if_they_came_one_by_one(history, window_ms, cuts, c
     for first, last in zip([0, *sorted(cuts)], [*sorted(cuts), len(history)], strict=True):
         places = list(range(first, min(last, len(history))))
         chance.shuffle(places)
-        found = decide(keys, at(rows, places), window_ms)
+        found = decide(keys, rows[places], window_ms)
         keys = found.keys
-        dropped += [places[place] for place in found.dropped]
+        dropped += found.dropped.tolist()
     assert sorted(dropped) == model(history, window_ms)
 
 
@@ -74,9 +73,9 @@ def test_keys_are_forgotten_when_their_window_is_over():
     history = [(0, 0, 0), (0, 1, 5), (1, 0, 0), (0, 2, 5)]
     found = decide(NOTHING, rows_of(history), 10)
     # The first key of topic 0 is 10 ms old. That of topic 1 is not, because nothing has come since.
-    assert sorted(found.keys.ms.tolist()) == [5, 5, 10]
-    assert sorted(decide(NOTHING, rows_of(history), 11).keys.ms.tolist()) == [0, 5, 5, 10]
-    assert sorted(decide(NOTHING, rows_of(history), None).keys.ms.tolist()) == [0, 5, 5, 10]
+    assert sorted(found.keys["ms"].tolist()) == [5, 5, 10]
+    assert sorted(decide(NOTHING, rows_of(history), 11).keys["ms"].tolist()) == [0, 5, 5, 10]
+    assert sorted(decide(NOTHING, rows_of(history), None).keys["ms"].tolist()) == [0, 5, 5, 10]
 
 
 def test_buckets_are_as_many_as_are_needed_and_never_fewer_than_before():
@@ -84,11 +83,17 @@ def test_buckets_are_as_many_as_are_needed_and_never_fewer_than_before():
     assert bucket_count(5 << 20, 0) == 8
     assert bucket_count(5 << 20, 64) == 64
     assert bucket_count(1 << 40, 64) == 1024
-    assert joined_buckets({0: [3], 5: [1, 2], 9: [0]}, 4) == {0: [3], 1: [1, 2, 0]}
+
+
+def test_a_bucket_is_a_part_of_one_of_fewer_buckets():
+    rows = np.zeros(1000, ROW)
+    rows["low"] = np.random.default_rng(5).integers(0, 2**64, 1000, np.uint64)
+    assert set(buckets_of(rows, 4)) == set(range(4))
+    assert (buckets_of(rows, 64) % 4 == buckets_of(rows, 4)).all()
 
 
 def known_as(key, *payloads):
-    return identities(key, pa.array(payloads, pa.binary()))
+    return identities(key, pa.array(payloads, pa.binary())).to_pylist()
 
 
 @pytest.mark.parametrize(
@@ -151,14 +156,40 @@ def test_json_that_is_too_deep_has_no_key():
     ],
 )
 def test_values_of_a_column_are_keys(values, kind):
-    found = identities(Key(KeyKind.COLUMN, "x"), pa.array(values, kind))
+    found = identities(Key(KeyKind.COLUMN, "x"), pa.array(values, kind)).to_pylist()
     assert found[1] is None
     assert found[0] == found[3] != found[2]
 
 
-def test_equal_keys_of_two_topics_are_two():
-    prefixes = [topic_hash(name).prefix for name in ("a", "ab", "a")]
-    high, low = hashes(prefixes, [b"bc", b"c", None])
-    assert len(high) == len(low) == 2
-    assert high[0] != high[1]
-    assert low[0] != low[1]
+@pytest.mark.parametrize("secret", [UNSET, new_secret()], ids=["none", "one"])
+def test_equal_keys_of_two_topics_are_two(secret):
+    topics = [topic_hash(name) for name in ("a", "ab")]
+    values = pa.array([b"bc", b"c", b"bc", b"bc"], pa.binary())
+    high, low = hashes(secret, topics, np.array([0, 1, 1, 0]), values)
+    for words in (high, low):
+        assert words[0] == words[3]
+        assert len(set(words.tolist())) == 3
+    assert not {*high.tolist()} & {*low.tolist()}
+
+
+@pytest.mark.parametrize(
+    ("secret", "words"),
+    [
+        (UNSET, ["a34b3a3cd3ef18af", "2701aabaa3738493", "78b1a8d8f3ed6b2e", "0b4edaf8ec50ce7e"]),
+        (
+            "0123456789abcdeffedcba9876543210",
+            ["5413a1128226aae5", "228589eadbcaa03f", "834f29e390f1c9b6", "abe80fbee2afb6b7"],
+        ),
+    ],
+)
+def test_hashes_that_are_in_tables_never_change(secret, words):
+    high, low = hashes(
+        secret, [topic_hash("orders")], np.array([0, 0]), pa.array([b"", b"\0order 7" * 9])
+    )
+    assert [f"{word:016x}" for word in (*high.tolist(), *low.tolist())] == words
+
+
+def test_secrets_make_other_hashes():
+    topics, values = [topic_hash("a")], pa.array([b"one"], pa.binary())
+    found = [hashes(new_secret(), topics, np.array([0]), values) for _ in range(2)]
+    assert found[0] != found[1]

@@ -24,12 +24,10 @@ import headrace.channels
 from headrace import connect_blocking
 from headrace.cli.main import main
 from headrace.lake.files.reading import check_file, read_topic
-from headrace.lake.format import LakeError, LostRange, Shape
+from headrace.lake.format import LakeError, LostRange
 from headrace.lake.formats.delta import DeltaLake
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.table import Lock
+from headrace.lake.storage.storage import storage_of
 from headrace.pipeline import export
-from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import JobError, LocalRunner, SparkRunner
 from headrace.reader.decode import DamageError
@@ -118,7 +116,7 @@ def check_manifests(server: ServerProcess, lake: Path) -> None:
                 assert crc32c(data) == one.crc
             for place, file in enumerate(manifest.files):
                 ranges = [one._replace(file=0) for one in manifest.ranges if one.file == place]
-                check_file(lake / file.path, ranges)
+                check_file(storage_of(lake).file(file.path), ranges)
                 assert sum(one.rows for one in ranges) == file.rows
             assert manifest.start.keys() == manifest.end.keys()
 
@@ -138,9 +136,11 @@ def test_every_record_is_in_the_lake_once(published, tmp_path):
     check_manifests(published.server, lake)
     assert published.cursors() == published.ends
     assert published.cursors("lake:start") == dict.fromkeys(published.payloads, (0, 0))
-    table = DeltaLake.open(lake)
+    table = DeltaLake.open(storage_of(lake))
     for topic, payloads in published.payloads.items():
-        got = [payload for some in read_topic(lake, table, topic) for _, payload in some]
+        got = [
+            payload for some in read_topic(storage_of(lake), table, topic) for _, payload in some
+        ]
         assert got == payloads
 
 
@@ -262,38 +262,6 @@ class Meddling:
         self._actions.pop(name, lambda: None)()
 
 
-def test_of_two_exports_one_is_refused(published, tmp_path):
-    lake = tmp_path / "lake"
-    published.export(lake)
-    before = published.cursors()
-    with Lock(lake / HIDDEN, "export"), pytest.raises(LakeError) as refused:
-        published.export(lake)
-    assert str(refused.value) == f"another export writes to {lake} (process {os.getpid()})"
-    # An export on another machine, where the lock has no effect, loses at the commit.
-    published.more(1)
-    theirs = partial(DeltaLake(lake, Shape()).commit, APP, 1, [], {})
-    with pytest.raises(LakeError, match=r"another export writes to .*: it has committed batch 1"):
-        published.export(lake, points=Meddling(noted=theirs))
-    assert published.cursors() == before
-
-
-def test_a_manifest_that_another_export_has_written_over_is_put_back(published, tmp_path):
-    lake = tmp_path / "lake"
-    path = lake / HIDDEN / "batches" / "000000000000.json"
-    written = []
-
-    def over() -> None:
-        written.append(path.read_bytes())
-        path.write_bytes(written[0].replace(b"/a", b"/x"))
-
-    published.export(lake, points=Meddling(committed=over))
-    assert path.read_bytes() == written[0]
-    # An export that was killed before the repair gets an error that says what has happened.
-    path.write_bytes(written[0].replace(b"/a", b"/x"))
-    with pytest.raises(LakeError, match="the manifest of batch 0 differs from its commit"):
-        published.export(lake)
-
-
 def test_what_a_deleted_topic_took_with_it_is_counted(published, tmp_path, caplog):
     lake = tmp_path / "lake"
     name = f"{published.prefix}/a"
@@ -404,8 +372,8 @@ def test_bad_input_is_refused_and_nothing_is_written(published, tmp_path):
     published.export(new)
     assert "leave out --by-topic" in refused(LakeError, new, by_topic=True)
     (commit, *_) = sorted((new / "_delta_log").glob("*.json"))
-    commit.write_text(commit.read_text().replace('"headrace.format":"2"', '"headrace.format":"3"'))
-    assert "newer version (format 3, this one writes 2)" in refused(LakeError, new)
+    commit.write_text(commit.read_text().replace('"headrace.format":"3"', '"headrace.format":"4"'))
+    assert "newer version (format 4, this one writes 3)" in refused(LakeError, new)
 
 
 def test_a_missing_or_cut_file_of_the_last_batch_is_named(published, tmp_path):
@@ -470,7 +438,7 @@ class _Elsewhere(LocalRunner):
     """Executors that do not see the driver's files."""
 
     def run(self, works: Any, function: Any, progress: Any = None) -> Any:
-        elsewhere = [work._replace(lake="/nowhere") for work in works]
+        elsewhere = [work._replace(storage=storage_of("/nowhere")) for work in works]
         return SparkRunner("test", "").run(elsewhere, function, progress)
 
 

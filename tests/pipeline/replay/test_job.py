@@ -203,7 +203,7 @@ def test_bad_input_is_refused_and_nothing_is_written(server, made, target, tmp_p
     monkeypatch.setitem(HttpClient.__init__.__kwdefaults__, "retry_s", 0)
     assert "no server answers" in refused(ServerError, url="http://127.0.0.1:1")
     made.path = tmp_path / "gone"
-    assert "there is no such directory" in refused(LakeError)
+    assert "it does not exist" in refused(LakeError)
 
 
 def test_a_damaged_note_is_named(server, made, target):

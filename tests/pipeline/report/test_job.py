@@ -206,7 +206,7 @@ BAD: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no lake": (
         lambda path: {"out": path / "x", "lake": path / "no"},
-        "is not a lake of Headrace: there is no such directory",
+        "is not a lake of Headrace: it does not exist",
     ),
     "an empty lake": (
         empty_lake,

@@ -1,28 +1,25 @@
-"""Output of tables, sizes, times, notes, progress and errors, to a terminal or a pipe."""
+"""Output of tables, sizes, times, notes, progress and errors, to a terminal or a pipe.
+
+Functions that need `rich` import it themselves: it takes longer to load than most commands take to run.
+"""
 
 import os
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import typer
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    Progress,
-    ProgressColumn,
-    Task,
-    TimeRemainingColumn,
-)
-from rich.table import Table
-from rich.text import Text
 from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
 from headrace.printing import size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
 
 
 def with_hint(reason: str) -> str:
@@ -49,8 +46,10 @@ _WIDTH_MAX = 10_000
 _quiet = False
 
 
-def console() -> Console:
+def console() -> "Console":
     """Return a console for standard output; for a pipe it is very wide, so that no cell is cut."""
+    from rich.console import Console
+
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
@@ -58,6 +57,8 @@ def console() -> Console:
 
 def print_facts(facts: Mapping[str, str]) -> None:
     """Print names and facts in two columns, without breaking them."""
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False, show_header=False)
     for name, fact in facts.items():
         table.add_row(name, fact)
@@ -91,7 +92,9 @@ def print_table(
 
 def _table(
     rows: Sequence[Mapping[str, str]], right: Collection[str], left_out: Collection[str]
-) -> Table:
+) -> "Table":
+    from rich.table import Table
+
     table = Table(box=None, pad_edge=False)
     shown = [heading for heading in rows[0] if heading not in left_out]
     for heading in shown:
@@ -101,14 +104,14 @@ def _table(
     return table
 
 
-def _print_unbroken(out: Console, table: Table) -> None:
+def _print_unbroken(out: "Console", table: "Table") -> None:
     for column in table.columns:
         column.no_wrap = True
     out.width = max(out.width, _natural_width(out, table))
     out.print(table)
 
 
-def _natural_width(out: Console, table: Table) -> int:
+def _natural_width(out: "Console", table: "Table") -> int:
     return out.measure(table, options=out.options.update(max_width=_WIDTH_MAX)).maximum
 
 
@@ -189,22 +192,36 @@ class ProgressBar:
         if self._progress is None:
             if time.monotonic() - self._begin_s < _SHORT_S:
                 return
-            self._progress = Progress(
-                BarColumn(),
-                DownloadColumn(binary_units=True),
-                _Speed(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self._progress = _bytes_and_speed()
             self._progress.add_task("", total=total)
             self._progress.start()
         self._progress.update(self._progress.task_ids[0], completed=done, total=total)
 
 
-class _Speed(ProgressColumn):
-    """Speed in the units of `size`: the library's own column counts in thousands."""
+def _bytes_and_speed() -> "Progress":
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        ProgressColumn,
+        Task,
+        TimeRemainingColumn,
+    )
+    from rich.text import Text
 
-    def render(self, task: Task) -> Text:
-        speed = task.finished_speed or task.speed
-        return Text("" if speed is None else f"{size(int(speed))}/s")
+    class Speed(ProgressColumn):
+        """Speed in the units of `size`: the library's own column counts in thousands."""
+
+        def render(self, task: Task) -> Text:
+            speed = task.finished_speed or task.speed
+            return Text("" if speed is None else f"{size(int(speed))}/s")
+
+    return Progress(
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        Speed(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )

@@ -3,8 +3,7 @@
 import asyncio
 import http.client
 import json
-from collections.abc import Awaitable, Callable, Iterator
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -13,7 +12,7 @@ from headrace.errors import ConnectTimeoutError
 from headrace.printing import masked, one_line, quoted, unreachable
 
 if TYPE_CHECKING:
-    from headrace.client import Client
+    from headrace.client import Client, Options
 
 
 _TIMEOUT_S = 30.0
@@ -120,7 +119,9 @@ def run_with_client(
     work: Work,
     *,
     patient: bool = False,
-    lake: Path | None = None,
+    lake: str | None = None,
+    lake_options: Mapping[str, str] | None = None,
+    lake_catalog: Mapping[str, str] | None = None,
 ) -> None:
     """Run `work`; raise CommandError after `timeout_s` without a connection.
 
@@ -128,17 +129,25 @@ def run_with_client(
     """
     import uvloop
 
+    from headrace.client import Options
+
+    options = Options(
+        connect_timeout_s=timeout_s,
+        lake=lake,
+        lake_options=lake_options,
+        lake_catalog=lake_catalog,
+    )
     try:
-        uvloop.run(_run(url, timeout_s, work, patient, lake))
+        uvloop.run(_run(url, options, timeout_s, work, patient=patient))
     except ConnectTimeoutError as error:
         raise CommandError(with_hint(str(error))) from None
 
 
-async def _run(url: str, timeout_s: float, work: Work, patient: bool, lake: Path | None) -> None:
-    from headrace.client import Options
+async def _run(
+    url: str, options: "Options", timeout_s: float, work: Work, *, patient: bool
+) -> None:
     from headrace.client.connect import topics_client
 
-    options = Options(connect_timeout_s=timeout_s, lake=lake)
     async with topics_client(url, options) as client:
         watch = _Watch(client, timeout_s, patient)
         working = asyncio.ensure_future(work(client))

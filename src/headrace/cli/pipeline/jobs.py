@@ -255,8 +255,6 @@ def _compact_words(summary: Any) -> str:
         said = f"nothing to merge in {summary.lake}"
     if summary.left:
         said += f"; another job has merged {counted(summary.left, 'file')} meanwhile"
-    if summary.folded:
-        said += f"; merged the notes of {counted(summary.folded, 'batch', 'batches')}"
     if summary.swept:
         said += f"; {would}deleted {counted(summary.swept, 'old file')}"
     return said

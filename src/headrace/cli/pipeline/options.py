@@ -44,6 +44,8 @@ class Given:
                 value = self.values[field.name]
                 if field.option.values is LakePartition:
                     value = LakePartition.TOPIC.value if value else None
+                elif value == []:
+                    value = None
                 flags[field.key] = value
         return load(flags, os.environ, self.config_file).config.pipeline
 
@@ -114,6 +116,9 @@ def _parameter(field: Field) -> inspect.Parameter:
     if bool in kinds:
         switch = options.option(option.usage, option.help)
         return _keyword(field.name, Annotated[bool, switch], False)
+    if Mapping[str, str] in kinds:
+        repeated = options.option(option.usage, option.help + _origin(field))
+        return _keyword(field.name, Annotated[list[str] | None, repeated], None)
     # The settings parse their values themselves.
     kind: Any = next((one for one in (int, float) if one in kinds and str not in kinds), str)
     kind = str if field.key or option.usage.endswith(" TIME") else kind

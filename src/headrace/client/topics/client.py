@@ -7,8 +7,9 @@ is.
 
 import asyncio
 from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from os import PathLike
 from secrets import randbits
@@ -85,13 +86,19 @@ class Options(LinkOptions):
     once. Wombat only: 2."""
 
     lake: str | PathLike[str] | None = None
-    """Directory of a lake to which the server's topics are exported: records that a topic no longer has are
-    read from the lake instead. Needs the extra `headrace[lake]`."""
+    """Directory or address of a lake to which the server's topics are exported: records that a topic no
+    longer has are read from the lake instead. Needs the extra `headrace[lake]`."""
+
+    lake_options: Mapping[str, str] | None = field(default=None, repr=False)
+    """Options of the lake's object storage, named as its library does, such as `AWS_ENDPOINT_URL`."""
+
+    lake_catalog: Mapping[str, str] | None = field(default=None, repr=False)
+    """Properties of the lake's Iceberg catalogue, named as pyiceberg does, such as `uri`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.lake is not None and not isinstance(self.lake, str | PathLike):
-            raise ConfigError(f"lake must be the path of a directory, not {self.lake!r}")
+            raise ConfigError(f"lake must be a directory or an address, not {self.lake!r}")
         self._check_numbers("window_max", "window_bytes_max", "receive_bytes_max")
         self._check_numbers("receive_pause_s", may_be_zero=True)
         self._check_numbers("pings_unanswered_max", "resend_s", may_be_none=True)
@@ -118,6 +125,8 @@ class OptionsDict(LinkOptionsDict, total=False):
     pings_unanswered_max: int | None
     resend_s: float | None
     lake: str | PathLike[str] | None
+    lake_options: Mapping[str, str] | None
+    lake_catalog: Mapping[str, str] | None
 
 
 Payload = bytes | bytearray | memoryview
@@ -139,7 +148,11 @@ class Client(Lifecycle[Event]):
         super().__init__(url, options, "missed", "reader")
         self._session = session
         self._make_connection = make_connection
-        self._read_lake = None if options.lake is None else open_lake(options.lake)
+        self._read_lake = (
+            None
+            if options.lake is None
+            else open_lake(options.lake, options.lake_options, options.lake_catalog)
+        )
         # Not from `random`: forked processes would get the same number.
         self._instance = randbits(53)
         """Number by which the server recognises this client on a later connection."""

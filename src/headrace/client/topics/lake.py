@@ -8,9 +8,8 @@ Headrace server resumes.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from os import PathLike
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike, fspath
 
 from headrace.errors import ConfigError, HeadraceError
 from headrace.model import RECORD_HEADER_BYTES
@@ -30,14 +29,19 @@ ReadLake = Callable[[str, int], Iterator[Rows]]
 """Function of a topic and an offset that returns the records from there on, in order."""
 
 
-def open_lake(path: str | PathLike[str]) -> ReadLake:
-    """Return a function that reads the lake at a path; raise ConfigError if it cannot be read."""
-    place = Path(path)
+def open_lake(
+    place: str | PathLike[str],
+    options: Mapping[str, str] | None = None,
+    catalog: Mapping[str, str] | None = None,
+) -> ReadLake:
+    """Return a function that reads the lake at a place; raise ConfigError if it cannot be read."""
     try:
         from headrace.lake.files.reading import read_topic
+        from headrace.lake.storage.storage import storage_of
         from headrace.lake.table import open_table
 
-        open_table(place)
+        storage = storage_of(fspath(place), options, catalog)
+        open_table(storage)
     except ModuleNotFoundError as error:
         raise ConfigError(
             f"reading from a lake needs: pip install 'headrace[lake]' ({error})"
@@ -45,7 +49,7 @@ def open_lake(path: str | PathLike[str]) -> ReadLake:
     except HeadraceError as error:
         raise ConfigError(str(error)) from None
     # The table is opened anew for each gap, because exports continue meanwhile.
-    return lambda topic, offset: read_topic(place, open_table(place), topic, offset)
+    return lambda topic, offset: read_topic(storage, open_table(storage), topic, offset)
 
 
 class LakeGap:

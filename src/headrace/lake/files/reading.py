@@ -1,8 +1,7 @@
 """Reading of a lake's files without Spark: verify a file's content, and read one topic in order."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from contextlib import ExitStack, contextmanager
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -21,6 +20,7 @@ from headrace.lake.format import (
     ranges_in,
     stored_names,
 )
+from headrace.lake.storage.storage import LakeFile, Storage
 from headrace.model import RECORD_HEADER_BYTES
 
 _COLUMNS = ("topic", "epoch", "offset", "ordinal", "payload")
@@ -47,29 +47,29 @@ class Checked(NamedTuple):
     """The same records in the log's format."""
 
 
-def check_file(path: Path, ranges: Sequence[RecordRange]) -> None:
+def check_file(source: LakeFile, ranges: Sequence[RecordRange]) -> None:
     """Raise `LakeError` unless a file's rows are exactly these ranges, byte for byte as in the log."""
-    for _ in read_checked(path, ranges):
+    for _ in read_checked(source, ranges):
         pass
 
 
 def read_checked(
-    path: Path, ranges: Sequence[RecordRange], columns: Sequence[str] = _COLUMNS
+    source: LakeFile, ranges: Sequence[RecordRange], columns: Sequence[str] = _COLUMNS
 ) -> Generator[Checked, None, None]:
     """Yield the rows of a file, which must be exactly these ranges.
 
     The last rows of a range are yielded only after its checksum matches. Topics have the names in the file,
     also if an earlier version wrote it.
     """
-    with _open(path) as file:
+    with _open(source) as file:
         rows = sum(one.rows for one in ranges)
         if file.metadata.num_rows != rows:
-            raise LakeError(f"{path} has {file.metadata.num_rows} rows instead of {rows}")
-        if _said(path, file.metadata, as_stored=True) != list(ranges):
-            raise LakeError(f"{path} has a footer that names other records")
-        checks = iter([_Check(path, one) for one in ranges])
+            raise LakeError(f"{source} has {file.metadata.num_rows} rows instead of {rows}")
+        if ranges_of(source, file.metadata, as_stored=True) != list(ranges):
+            raise LakeError(f"{source} has a footer that names other records")
+        checks = iter([_Check(source, one) for one in ranges])
         check = next(checks, None)
-        for batch in _row_groups(path, file, columns, range(file.metadata.num_row_groups)):
+        for batch in _row_groups(source, file, columns, range(file.metadata.num_row_groups)):
             at = 0
             while at < batch.num_rows:
                 assert check is not None
@@ -83,33 +83,35 @@ def read_checked(
                     check = next(checks, None)
 
 
-def read_ranges(path: Path, *, as_stored: bool = False) -> list[RecordRange]:
+def read_ranges(source: LakeFile, *, as_stored: bool = False) -> list[RecordRange]:
     """Return the ranges in a file's footer; with `as_stored`, topics have the names in the file."""
-    with _sentences(path):
-        footer = pq.read_metadata(path)
-    return _said(path, footer, as_stored=as_stored)
+    with _open(source) as file:
+        return ranges_of(source, file.metadata, as_stored=as_stored)
 
 
-def are_names_old(path: Path) -> bool:
+def are_names_old(source: LakeFile) -> bool:
     """True if an earlier version wrote the topic names in a file."""
-    with _sentences(path):
-        return has_old_names(pq.read_metadata(path))
+    with _open(source) as file:
+        return has_old_names(file.metadata)
 
 
-def _said(path: Path, footer: pq.FileMetaData, *, as_stored: bool = False) -> list[RecordRange]:
+def ranges_of(
+    source: LakeFile, footer: pq.FileMetaData, *, as_stored: bool = False
+) -> list[RecordRange]:
+    """Return the ranges that the footer of a file names; raise LakeError if it names none."""
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
     if text is None:
         raise LakeError(
-            f"{path} does not say which records it has: it is damaged, or not a file of Headrace"
+            f"{source} does not say which records it has: it is damaged, or not a file of Headrace"
         )
-    with _sentences(path):
+    with _sentences(source):
         return decode_ranges(text) if as_stored else ranges_in(footer)
 
 
-def read_groups(path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_groups(source: LakeFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield all rows of a file, one row group at a time."""
-    with _open(path) as file:
-        yield from _row_groups(path, file, columns, range(file.metadata.num_row_groups))
+    with _open(source) as file:
+        yield from _row_groups(source, file, columns, range(file.metadata.num_row_groups))
 
 
 class Chosen(NamedTuple):
@@ -124,17 +126,17 @@ class Chosen(NamedTuple):
 
 
 def read_chosen(
-    path: Path, columns: Collection[str], starts: Callable[[str], int | None]
+    source: LakeFile, columns: Collection[str], starts: Callable[[str], int | None]
 ) -> Iterator[Chosen]:
     """Yield the rows of each topic from the offset that `starts` returns; None skips a topic.
 
     The footer says which rows belong to which topic, so row groups without wanted rows are not read.
     """
-    with _open(path) as file:
-        ranges = _said(path, file.metadata)
+    with _open(source) as file:
+        ranges = ranges_of(source, file.metadata)
         ends = np.cumsum([one.rows for one in ranges], dtype=np.int64)
         if file.metadata.num_rows != (ends[-1] if len(ends) else 0):
-            raise LakeError(f"{path} does not have the number of rows that its footer says")
+            raise LakeError(f"{source} does not have the number of rows that its footer says")
         wanted = [
             (place, one.topic, start)
             for place, one in enumerate(ranges)
@@ -150,7 +152,7 @@ def read_chosen(
             stop = begin + file.metadata.row_group(number).num_rows
             rows, which = _between(firsts, lasts, begin, stop)
             if len(rows):
-                (batch,) = _row_groups(path, file, {"offset", *columns}, [number])
+                (batch,) = _row_groups(source, file, {"offset", *columns}, [number])
                 offsets = batch["offset"].to_numpy()[rows - begin]
                 is_behind = offsets >= least[which]
                 rows, which = rows[is_behind], which[is_behind]
@@ -174,8 +176,8 @@ def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_P
 class _Check:
     """Comparison of rows with the range that they should be."""
 
-    def __init__(self, path: Path, expected: RecordRange) -> None:
-        self._path, self.expected = path, expected
+    def __init__(self, source: LakeFile, expected: RecordRange) -> None:
+        self._source, self.expected = source, expected
         self._crc = 0
         self._offset, self._ordinal = expected.offset, expected.ordinal
 
@@ -219,7 +221,7 @@ class _Check:
     def _error(self, reason: str) -> LakeError:
         one = self.expected
         return LakeError(
-            f"{self._path}, topic {one.topic!r}, offsets {one.offset} to {one.end}: {reason}"
+            f"{self._source}, topic {one.topic!r}, offsets {one.offset} to {one.end}: {reason}"
         )
 
 
@@ -227,14 +229,16 @@ class StoredRange(NamedTuple):
     """A range of a topic, and the location of its rows."""
 
     range: RecordRange
-    path: Path
+    file: LakeFile
     row: int
 
 
-def read_topic(lake: Path, table: FilesOf, topic: str, offset: int = 0) -> Iterator[list[Record]]:
+def read_topic(
+    storage: Storage, table: FilesOf, topic: str, offset: int = 0
+) -> Iterator[list[Record]]:
     """Yield the records of a topic from an offset on, in order, one list for each row group."""
-    paths = [lake / path for path in files_of(table, topic, offset)]
-    for piece in pieces_of(paths, topic, offset):
+    files = [storage.file(path) for path in files_of(table, topic, offset)]
+    for piece in pieces_of(files, topic, offset):
         for found in read_piece(piece, offset):
             yield [
                 (at + RECORD_HEADER_BYTES + len(payload), payload)
@@ -251,15 +255,15 @@ def files_of(table: FilesOf, topic: str, offset: int) -> list[str]:
 
 
 def pieces_of(
-    paths: Iterable[Path], topic: str, offset: int = 0, end: int | None = None
+    files: Iterable[LakeFile], topic: str, offset: int = 0, end: int | None = None
 ) -> list[StoredRange]:
     """Return the ranges in these files with records of a topic between two offsets, sorted by offset."""
     found = []
-    for path in paths:
+    for file in files:
         row = 0
-        for one in read_ranges(path):
+        for one in read_ranges(file):
             if one.topic == topic and one.end > offset and (end is None or one.offset < end):
-                found.append(StoredRange(one, path, row))
+                found.append(StoredRange(one, file, row))
             row += one.rows
     return sorted(found, key=lambda piece: piece.range.offset)
 
@@ -269,12 +273,12 @@ def read_piece(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the offsets, and one other column, of a piece's records that begin between two offsets."""
     first, last = piece.row, piece.row + piece.range.rows
-    with _open(piece.path) as file:
+    with _open(piece.file) as file:
         begin = 0
         for number in range(file.metadata.num_row_groups):
             stop = begin + file.metadata.row_group(number).num_rows
             if begin < last and first < stop and _may_have(file, number, offset, end):
-                (batch,) = _row_groups(piece.path, file, ("offset", column), [number])
+                (batch,) = _row_groups(piece.file, file, ("offset", column), [number])
                 found = batch.slice(max(first - begin, 0), min(last, stop) - max(first, begin))
                 found = found.filter(pc.greater_equal(found["offset"], offset))
                 if end is not None:
@@ -293,28 +297,32 @@ def _may_have(file: pq.ParquetFile, number: int, offset: int, end: int | None) -
 
 
 def _row_groups(
-    path: Path, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
+    source: LakeFile, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield each row group as one batch. The writer limits its size."""
     names = [name for name in columns if name in file.schema_arrow.names]
     for number in numbers:
-        with _sentences(path):
+        with _sentences(source):
             table = file.read_row_group(number, columns=names, use_threads=False)
         yield from table.combine_chunks().to_batches()
 
 
-def _open(path: Path) -> pq.ParquetFile:
-    with _sentences(path):
-        return pq.ParquetFile(path, page_checksum_verification=True)
+@contextmanager
+def _open(source: LakeFile) -> Iterator[pq.ParquetFile]:
+    with ExitStack() as stack:
+        with _sentences(source):
+            content = stack.enter_context(source.open())
+            file = pq.ParquetFile(content, page_checksum_verification=True)
+        yield file
 
 
 @contextmanager
-def _sentences(path: Path) -> Iterator[None]:
+def _sentences(source: LakeFile) -> Iterator[None]:
     """Translate any error from reading a damaged file into one sentence."""
     try:
         yield
     except (OSError, ValueError, TypeError, KeyError, pa.ArrowException) as error:
-        raise LakeError(f"{path} cannot be read: {' '.join(str(error).split())}") from None
+        raise LakeError(f"{source} cannot be read: {' '.join(str(error).split())}") from None
 
 
 def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:

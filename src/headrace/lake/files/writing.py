@@ -1,18 +1,14 @@
 """Writer of a lake's records: sorted Parquet files by date, fsynced and verified before use.
 
 The caller passes records in the order of topic and offset, so each file is sorted without a sort.
-Libraries of tables do not fsync, so the file operations that survive a crash of the machine are here too.
 """
 
 import datetime
-import errno
 import hashlib
-import os
 import re
-import uuid
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, NamedTuple
+from contextlib import suppress
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -30,57 +26,16 @@ from headrace.lake.format import (
     encode_ranges,
     writing,
 )
+from headrace.lake.storage.storage import Storage
 
 _READ_BYTES = 1 << 20
 
 
-def sync(path: Path) -> None:
-    """Fsync a file's content, or the names in a directory."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def replace(path: Path, data: bytes) -> None:
-    """Replace a file atomically: after a crash it has either the whole old or the whole new content."""
-    made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique per writer
-    try:
-        made.write_bytes(data)
-        sync(made)
-        made.rename(path)
-    except BaseException:
-        made.unlink(missing_ok=True)
-        raise
-    sync(path.parent)
-
-
-def is_older(path: Path, moment: float) -> bool:
-    """True if the file has not changed since `moment`; False if it was deleted meanwhile."""
-    try:
-        return path.stat().st_mtime < moment
-    except FileNotFoundError:
-        return False
-
-
-def make_directory(path: Path) -> None:
-    """Create the directory and its parents, and fsync each parent."""
-    if path.is_dir():
-        return
-    if path.exists():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    make_directory(path.parent)
-    path.mkdir(exist_ok=True)
-    sync(path.parent)
-
-
-def crc_of_file(path: Path) -> int:
-    """Return the checksum of a file's bytes."""
+def crc_of_file(file: BinaryIO | pa.NativeFile) -> int:
+    """Return the checksum of a file's bytes, from its current position on."""
     crc = 0
-    with path.open("rb", buffering=0) as file:
-        while some := file.read(_READ_BYTES):
-            crc = crc32c(some, crc)
+    while some := file.read(_READ_BYTES):
+        crc = crc32c(some, crc)
     return crc
 
 
@@ -165,14 +120,14 @@ class Writer:
 
     def __init__(
         self,
-        lake: Path,
+        storage: Storage,
         name: str,
         shape: Shape,
         layout: FileLayout = FileLayout(),  # noqa: B008
         *,
         old_names: bool = False,
     ) -> None:
-        self._lake, self._name, self._shape, self._layout = lake, name, shape, layout
+        self._storage, self._name, self._shape, self._layout = storage, name, shape, layout
         self._footer = {} if old_names else {NAMES_KEY: str(FORMAT)}
         self._open: dict[str, _File] = {}
         self._topic = ""
@@ -215,7 +170,7 @@ class Writer:
             if field.name not in partition or self._layout.has_topic
         ]
         return _File(
-            lake=self._lake,
+            storage=self._storage,
             path=path,
             partition=partition,
             columns=pa.schema(fields),
@@ -231,14 +186,14 @@ class Writer:
 class _File:
     def __init__(
         self,
-        lake: Path,
+        storage: Storage,
         path: str,
         partition: Mapping[str, str],
         columns: pa.Schema,
         footer: Mapping[str, str],
     ) -> None:
-        self._lake, self._partition, self._footer = lake, partition, footer
-        self._file = SortedFile(lake, path, columns)
+        self._storage, self._partition, self._footer = storage, partition, footer
+        self._file = SortedFile(storage, path, columns)
         self._ranges: list[RecordRange] = []
         self._least: Values | None = None
         self._most: Values | None = None
@@ -248,12 +203,12 @@ class _File:
         self._file.add(rows.columns, len(rows.data))
 
     def finish(self) -> WrittenFile:
-        path = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
-        check_file(self._lake / path, self._ranges)
+        made = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
+        check_file(self._storage.file(made.path), self._ranges)
         assert self._least is not None and self._most is not None
         return WrittenFile(
-            path=path,
-            bytes=(self._lake / path).stat().st_size,
+            path=made.path,
+            bytes=made.bytes,
             rows=sum(one.rows for one in self._ranges),
             partition=self._partition,
             statistics=Statistics(self._least, self._most),
@@ -321,14 +276,21 @@ def time_text(ms: int) -> str:
     return f"{moment:%Y-%m-%dT%H:%M:%S}.{ms % 1000:03}Z"
 
 
+class MadeFile(NamedTuple):
+    """A file that is durable."""
+
+    path: str
+    bytes: int
+
+
 class SortedFile:
-    def __init__(self, lake: Path, path: str, schema: pa.Schema) -> None:
-        self._lake, self._path, self._schema = lake, path, schema
-        make_directory((lake / path).parent)
+    def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
+        self._place, self._schema = storage.file(path), schema
         names = schema.names
-        with writing(lake / path):
+        with writing(self._place):
+            self._file = storage.new_file(path)
             self._writer = pq.ParquetWriter(
-                lake / path,
+                self._file.content,
                 schema,
                 compression="snappy",
                 # Decoded columns are text, or small compared with the payload.
@@ -358,24 +320,29 @@ class SortedFile:
         if self._gathered_rows >= ROW_GROUP_ROWS or self._gathered_bytes >= ROW_GROUP_BYTES:
             self._write_group()
 
-    def finish(self, footer: Mapping[str, str]) -> str:
-        """Complete the file, make it durable and return its path below the lake."""
+    def finish(self, footer: Mapping[str, str]) -> MadeFile:
+        """Complete the file and make it durable."""
         self._write_group()
         self._writer.add_key_value_metadata(dict(footer))
-        with writing(self._lake / self._path):
+        with writing(self._place):
             self._writer.close()
-        path = self._lake / self._path
-        sync(path)
-        # The name allows a check of every byte, including the footer, even after the file was copied.
-        self._path = named_after(self._path, crc_of_file(path))
-        path = path.rename(self._lake / self._path)
-        sync(path.parent)
-        return self._path
+            self._file.content.seek(0)
+            # The name allows a check of every byte, including the footer, even after the file was copied.
+            path = named_after(self._place.path, crc_of_file(self._file.content))
+            return MadeFile(path, self._file.keep(path))
+
+    def __del__(self) -> None:
+        # A task that fails leaves nothing behind. The library completes its file when it is closed.
+        if hasattr(self, "_writer"):
+            with suppress(OSError, pa.ArrowException):
+                self._writer.close()
+        if hasattr(self, "_file"):
+            self._file.discard()
 
     def _write_group(self) -> None:
         if self._gathered:
             table = pa.Table.from_batches(self._gathered, schema=self._schema)
-            with writing(self._lake / self._path):
+            with writing(self._place):
                 self._writer.write_table(table, row_group_size=max(1, table.num_rows))
             self._gathered, self._gathered_rows, self._gathered_bytes = [], 0, 0
 

@@ -10,13 +10,12 @@ library must not retry: a commit of another writer in between makes ours fail, a
 import json
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any, Self
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
-from deltalake.exceptions import CommitFailedError, TableNotFoundError
+from deltalake.exceptions import DeltaError, TableNotFoundError
 from deltalake.table import Metadata
 from deltalake.transaction import AddAction, RemoveAction
 
@@ -27,31 +26,36 @@ from headrace.lake.files.writing import (
     Statistics,
     Values,
     WrittenFile,
-    make_directory,
-    sync,
 )
 from headrace.lake.format import (
     DATE,
     DECODE_KEY,
     DECODED_KEY,
     FORMAT_KEY,
+    Committed,
     LakeError,
     Oddity,
     Shape,
     check_format,
-    check_path,
     in_a_sentence,
     not_ours,
+    plain,
     reads,
     writes,
 )
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.storage.storage import HIDDEN, Storage
 
 LOG = "_delta_log"
-_BATCH_KEY = "headrace.batch"
+T = TypeVar("T")
 
-_NOTES_LOOKED_AT = (10, 1000)
-"""Numbers of commits to search for a batch's notes: the batch is nearly always one of the last."""
+_REFUSALS_MAX = 3
+"""Number of times that a commit may fail in a row although nobody else has committed."""
+
+_CHECKPOINT_EVERY = 10
+"""Number of commits after which a table in object storage gets a checkpoint. Opening it reads those since."""
+
+_CUTS_MAX = 8
+"""Number of cut answers in a row after which a table is not asked again."""
 
 _OURS = re.compile(rf"(t-[0-9a-f]{{16}}/)?{DATED}")
 """Paths of files that Headrace writes."""
@@ -67,34 +71,34 @@ class DeltaLake:
     layout = FileLayout()
     _where = LOG
 
-    def __init__(self, lake: Path, shape: Shape) -> None:
-        self._lake = lake
+    def __init__(self, storage: Storage, shape: Shape) -> None:
+        self._storage = storage
         self.shape = shape
 
     @classmethod
-    def open(cls, lake: Path) -> Self | None:
+    def open(cls, storage: Storage) -> Self | None:
         """Open the Delta table; None if it does not exist. Raise LakeError if Headrace did not create it."""
-        found = _metadata(lake, FORMAT_KEY, "a lake of Headrace")
+        found = _metadata(storage, FORMAT_KEY, "a lake of Headrace")
         if found is None:
             return None
         decode, decoded = map(found.configuration.get, (DECODE_KEY, DECODED_KEY))
-        with in_a_sentence(lake, LOG):
-            return cls(lake, Shape.stored("topic" in found.partition_columns, decode, decoded))
+        with in_a_sentence(storage, LOG):
+            return cls(storage, Shape.stored("topic" in found.partition_columns, decode, decoded))
 
     @classmethod
-    def make(cls, lake: Path, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> Self:
         columns = shape.columns.append(DATE)
-        make_delta(lake, "headrace", columns, shape.properties, _partition(shape))
-        return cls(lake, shape)
+        make_delta(storage, "headrace", columns, shape.properties, _partition(shape))
+        return cls(storage, shape)
 
     @property
     @reads
     def id(self) -> str:
-        return str(DeltaTable(str(self._lake)).metadata().id)
+        return str(open_delta(self._storage).metadata().id)
 
     @reads
-    def last(self, app: str) -> int | None:
-        return DeltaTable(str(self._lake)).transaction_version(app)
+    def last(self, app: str) -> Committed | None:
+        return Committed.find(app, open_delta(self._storage).transaction_version)
 
     @writes
     def commit(
@@ -102,48 +106,30 @@ class DeltaLake:
         app: str,
         number: int,
         files: Sequence[WrittenFile],
-        notes: Mapping[str, str],
+        token: int,
         *,
         replaced: Collection[str] = (),
     ) -> bool:
         return commit_delta(
-            self._lake,
+            self._storage,
             app,
-            number,
+            Committed(number, token),
             [_add(one, is_new=not replaced) for one in files],
             replaced,
             # Readers that follow the table must not see rows again that only move to another file.
             data_change=not replaced,
             partition=_partition(self.shape),
-            notes=notes if replaced else {_BATCH_KEY: str(number), **notes},
         )
 
     @reads
-    def notes(self, number: int) -> Mapping[str, str] | None:
-        table = DeltaTable(str(self._lake))
-        for limit in _NOTES_LOOKED_AT:
-            for entry in table.history(limit):
-                if entry.get(_BATCH_KEY) == str(number):
-                    return {key: str(value) for key, value in entry.items()}
-        return None
-
-    @reads
-    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        return [
-            (int(entry[_BATCH_KEY]), {key: str(value) for key, value in entry.items()})
-            for entry in DeltaTable(str(self._lake)).history()
-            if str(entry.get(_BATCH_KEY)).isdigit()
-        ]
-
-    @reads
     def files(self) -> dict[str, int]:
-        added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
+        added = pa.table(open_delta(self._storage).get_add_actions(flatten=True))
         return dict(zip(added["path"].to_pylist(), added["size_bytes"].to_pylist(), strict=True))
 
     @reads
     def files_of(self, topic: str, offset: int) -> list[str]:
         quoted = topic.replace("'", "''")
-        found = DeltaTable(str(self._lake)).file_uris(
+        found = open_delta(self._storage).file_uris(
             file_pruning_predicate=f"topic = '{quoted}' and offset >= {offset}"
         )
         # The library returns addresses in its own form, but their last parts are our paths.
@@ -152,7 +138,7 @@ class DeltaLake:
 
     @reads
     def bounds(self) -> dict[str, Bounds]:
-        added = pa.table(DeltaTable(str(self._lake)).get_add_actions(flatten=True))
+        added = pa.table(open_delta(self._storage).get_add_actions(flatten=True))
         found = {name: _as_numbers(added[name]) for name in added.column_names}
         names = {"rows": ("num_records",) * 2}
         names |= {name: (f"min.{name}", f"max.{name}") for name in Values._fields}
@@ -168,7 +154,7 @@ class DeltaLake:
 
     @reads
     def oddities(self) -> list[Oddity]:
-        found = pa.schema(DeltaTable(str(self._lake)).schema().to_arrow())
+        found = pa.schema(open_delta(self._storage).schema().to_arrow())
         if found.equals(self.shape.columns.append(DATE)):
             return []
         return [Oddity("damaged", LOG, f"the table has other columns: {', '.join(found.names)}")]
@@ -178,11 +164,11 @@ class DeltaLake:
 
     @writes
     def sweep(self, after_s: float, *, dry_run: bool) -> int:
-        return sweep_delta(self._lake, after_s, _OURS, dry_run=dry_run)
+        return sweep_delta(self._storage, after_s, _OURS, dry_run=dry_run)
 
     @writes
     def sync(self) -> None:
-        _sync(self._lake, *sorted(one.name for one in (self._lake / LOG).glob("*.json"))[-_SYNCED:])
+        _sync(self._storage, _SYNCED)
 
 
 def _partition(shape: Shape) -> list[str]:
@@ -229,68 +215,83 @@ def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> s
 # Any Delta table of Headrace
 
 
-def can_open(directory: Path, format_key: str, what: str) -> bool:
-    """Return True if the directory has a table of `what`, False if one can be created there.
+def open_delta(storage: Storage) -> DeltaTable:
+    """Open a table; raise TableNotFoundError if there is none."""
+    return _ask(
+        storage,
+        lambda: DeltaTable(storage.table_address, storage_options=dict(storage.table_options)),
+    )
 
-    Raise LakeError for a directory with other content. Changes nothing.
+
+def can_open(storage: Storage, format_key: str, what: str) -> bool:
+    """Return True if the place has a table of `what`, False if one can be created there.
+
+    Raise LakeError for a place with other content. Changes nothing.
     """
-    check_path(directory)
-    if not directory.exists():
+    if not storage.exists():
         return False
-    if not directory.is_dir():
-        raise LakeError(f"{directory} is not a directory: name a new or an empty one")
-    if _metadata(directory, format_key, what) is not None:
+    if _metadata(storage, format_key, what) is not None:
         return True
     # A table whose creation was interrupted may have left these directories.
-    others = {path.name for path in directory.iterdir()} - {HIDDEN, LOG}
+    others = storage.top() - {HIDDEN, LOG}
     if others:
-        raise not_ours(directory, min(others), what)
+        raise not_ours(storage.address, min(others), what)
     return False
 
 
 def make_delta(
-    directory: Path,
+    storage: Storage,
     name: str,
     columns: pa.Schema,
     properties: Mapping[str, str],
     partition: Sequence[str] = (),
 ) -> None:
-    make_directory(directory)
-    with in_a_sentence(directory, LOG, writing=True):
+    storage.prepare()
+    with in_a_sentence(storage, LOG, writing=True):
         DeltaTable.create(
-            str(directory),
+            storage.table_address,
             columns,
             mode="ignore",  # another process may have created it first
             partition_by=list(partition),
             name=name,
-            configuration=dict(properties),
+            configuration={**properties, **_of_objects(storage)},
+            storage_options=dict(storage.table_options),
             raise_if_key_not_exists=False,
         )
-        _sync(directory, *(path.name for path in (directory / LOG).glob("*.json")))
+        _sync(storage, _SYNCED)
+
+
+def _of_objects(storage: Storage) -> dict[str, str]:
+    """Return properties for a table in object storage, where reading a commit takes several requests."""
+    return {"delta.checkpointInterval": str(_CHECKPOINT_EVERY)} if storage.table_options else {}
 
 
 def commit_delta(
-    directory: Path,
+    storage: Storage,
     app: str,
-    number: int,
+    wanted: Committed,
     added: Sequence[AddAction],
     replaced: Collection[str] | None = (),
     *,
     data_change: bool = True,
     partition: Sequence[str] = (),
-    notes: Mapping[str, str] | None = None,
 ) -> bool:
     """Commit as `table.Table.commit` does. With None as `replaced`, replace all files of the table."""
+    numbers = wanted.numbers(app).items()
     properties = CommitProperties(
-        app_transactions=[Transaction(app, number)],
+        app_transactions=[Transaction(name, number) for name, number in numbers],
         max_commit_retries=0,
-        custom_metadata=dict(notes or {}),
     )
+    refusals, version = 0, -1
     while True:
-        table = DeltaTable(str(directory))
-        last = table.transaction_version(app)
-        if last is not None and last >= number:
-            return False
+        table = open_delta(storage)
+        last = Committed.find(app, table.transaction_version)
+        if last is not None and last.number >= wanted.number:
+            # An attempt whose outcome was unknown may have succeeded.
+            _sync(storage, _SYNCED)
+            return last == wanted
+        refusals = refusals + 1 if table.version() == version else 0
+        version = table.version()
         removed = _removed(table, replaced or (), data_change=data_change)
         if removed is None:
             return False  # else the library removes them twice and doubles their rows
@@ -302,37 +303,58 @@ def commit_delta(
                 list(partition),
                 commit_properties=properties,
             )
-        except CommitFailedError:
-            continue  # another commit came first: check again whether ours is still needed
-        _sync(directory, f"{table.version():020}.json")
+        except (DeltaError, OSError) as error:
+            # Either another commit came first, or the outcome is unknown: look again.
+            if refusals == _REFUSALS_MAX:
+                raise storage.failure(error, LOG) or LakeError(
+                    f"{storage.file(LOG)} cannot be written to: {plain(error)}"
+                ) from error
+            continue
+        storage.sync([_commit_path(table.version())])
         return True
 
 
-def sweep_delta(directory: Path, after_s: float, ours: re.Pattern[str], *, dry_run: bool) -> int:
+def sweep_delta(storage: Storage, after_s: float, ours: re.Pattern[str], *, dry_run: bool) -> int:
     """Delete files of ours that the table has not named for `after_s` seconds, or only count them."""
-    unnamed = DeltaTable(str(directory)).vacuum(
-        -int(-after_s // 3600),
-        dry_run=True,  # a real vacuum would also delete foreign files in the directory
-        enforce_retention_duration=False,
-        full=True,  # also list files that no commit has ever named
+    table = open_delta(storage)
+    unnamed = _ask(
+        storage,
+        lambda: table.vacuum(
+            -int(-after_s // 3600),
+            dry_run=True,  # a real vacuum would also delete foreign files in the directory
+            enforce_retention_duration=False,
+            full=True,  # also list files that no commit has ever named
+        ),
     )
     found = [path for path in unnamed if ours.fullmatch(path)]
-    for path in found if not dry_run else ():
-        (directory / path).unlink(missing_ok=True)
+    if not dry_run:
+        storage.delete(found)
     return len(found)
 
 
-def _metadata(directory: Path, format_key: str, what: str) -> Metadata | None:
-    """Return the metadata of a table of `what`; None without a table. Raise LakeError for another table."""
-    with in_a_sentence(directory, LOG):
+def _ask(storage: Storage, request: Callable[[], T]) -> T:
+    """Return the answer of the library, which does not repeat requests whose answers end too early."""
+    for _ in range(_CUTS_MAX):
         try:
-            found = DeltaTable(str(directory)).metadata()
+            return request()
+        except (DeltaError, OSError) as error:
+            failure = storage.failure(error, LOG)
+            if failure is None or not failure.is_cut:
+                raise
+    return request()
+
+
+def _metadata(storage: Storage, format_key: str, what: str) -> Metadata | None:
+    """Return the metadata of a table of `what`; None without a table. Raise LakeError for another table."""
+    with in_a_sentence(storage, LOG):
+        try:
+            found = open_delta(storage).metadata()
         except TableNotFoundError:
             return None
         number = found.configuration.get(format_key)
         if number is None or not number.isdigit():
-            raise not_ours(directory, "a Delta table of others", what)
-        check_format(int(number), str(directory))
+            raise not_ours(storage.address, "a Delta table of others", what)
+        check_format(int(number), storage.address)
         return found
 
 
@@ -361,8 +383,11 @@ def _removed(
     ]
 
 
-def _sync(directory: Path, *commits: str) -> None:
-    for name in commits:
-        sync(directory / LOG / name)
-    sync(directory / LOG)
-    sync(directory)
+def _commit_path(version: int) -> str:
+    return f"{LOG}/{version:020}.json"
+
+
+def _sync(storage: Storage, count: int) -> None:
+    """Make the last commits durable, as many as `count`."""
+    last = open_delta(storage).version()
+    storage.sync([*map(_commit_path, range(max(0, last + 1 - count), last + 1))])

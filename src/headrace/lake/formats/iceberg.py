@@ -1,28 +1,27 @@
-"""A lake as an Iceberg table with its own catalogue: each commit counts once, despite other writers.
+"""A lake as an Iceberg table of any catalogue: each commit counts once, despite other writers.
 
 By default the library retries commits, and could commit a number twice; the table's properties turn retries
 off. An application's last number is a property of the table. It is read from the object that makes the
 commit, and set in the same commit. Each commit makes a snapshot, even without files, because the library
 detects other writers only by snapshots.
 
-The library does not fsync files of metadata, but the catalogue is durable at once. So each file is fsynced
-before the catalogue names it.
+A catalogue is durable at once. So each file of metadata is durable before the catalogue names it.
 """
 
-import io
 import itertools
-import os
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
-from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.conversions import from_bytes
-from pyiceberg.exceptions import CommitFailedException, NoSuchTableError, TableAlreadyExistsError
+from pyiceberg.exceptions import (
+    CommitFailedException,
+    CommitStateUnknownException,
+    TableAlreadyExistsError,
+)
 from pyiceberg.expressions import (
     AlwaysTrue,
     And,
@@ -32,30 +31,25 @@ from pyiceberg.expressions import (
     Reference,
 )
 from pyiceberg.expressions.literals import literal
-from pyiceberg.io import InputFile, OutputFile
-from pyiceberg.io.pyarrow import PyArrowFileIO, parquet_file_to_data_file
+from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import NestedField, PrimitiveType
-from sqlalchemy.exc import SQLAlchemyError
 
+from headrace.errors import HeadraceError
 from headrace.lake.files.writing import (
     DATED,
     Bounds,
     FileLayout,
     Values,
     WrittenFile,
-    is_older,
-    make_directory,
-    replace,
-    sync,
 )
 from headrace.lake.format import (
     DECODE_KEY,
     DECODED_KEY,
     FORMAT_KEY,
-    DamagedTableError,
+    Committed,
     LakeError,
     Oddity,
     Shape,
@@ -65,57 +59,17 @@ from headrace.lake.format import (
     reads,
     writes,
 )
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.formats.catalogue import LAKE_KEY, LakeCatalog, location_of
+from headrace.lake.storage.directory import DirectoryStorage, replace
+from headrace.lake.storage.storage import Storage
 
-
-class SyncedIO(PyArrowFileIO):
-    """File access for local files only. The library loads this class by its name."""
-
-    def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
-        return _Output(location)
-
-
-class _Output(OutputFile):
-    def __init__(self, location: str) -> None:
-        super().__init__(location)
-        self._path = Path(location.removeprefix("file://"))
-
-    def __len__(self) -> int:
-        return self._path.stat().st_size
-
-    def exists(self) -> bool:
-        return self._path.exists()
-
-    def to_input_file(self) -> InputFile:
-        return SyncedIO().new_input(self.location)
-
-    def create(self, overwrite: bool = False) -> "_Stream":
-        make_directory(self._path.parent)
-        return _Stream(self._path, "wb" if overwrite else "xb")
-
-
-class _Stream(io.BufferedWriter):
-    def __init__(self, path: Path, mode: str) -> None:
-        super().__init__(io.FileIO(path, mode))
-        self._path = path
-
-    def close(self) -> None:
-        if not self.closed:
-            self.flush()
-            os.fsync(self.fileno())
-            super().close()
-            sync(self._path.parent)
-
-
-MARK = f"{HIDDEN}/catalog.db"
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"
 
-CATALOG = "headrace"
-TABLE = "headrace.records"
-
-_BATCH_KEY = "headrace.batch"
 _LAST_KEY = "headrace.last."
+
+_REFUSALS_MAX = 3
+"""Number of times that a commit may fail in a row although nobody else has committed."""
 
 _PROPERTIES = {
     "commit.retry.num-retries": "0",
@@ -126,8 +80,8 @@ _PROPERTIES = {
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 _OURS = re.compile(
     rf"(t-[0-9a-f]{{16}}/)?{DATED}"
-    rf"|{METADATA}/([0-9]{{5,}}-{_UUID}\.metadata\.json|{_UUID}-m[0-9]+\.avro|snap-[0-9]+-[0-9]+-{_UUID}\.avro"
-    r"|version-hint\.text\.[0-9a-f]{12}\.tmp)"
+    rf"|{METADATA}/([0-9]{{5,}}-{_UUID}\.metadata\.json|{_UUID}-m[0-9]+\.avro|snap-[0-9]+-[0-9]+-{_UUID}\.avro)"
+    rf"|{METADATA}/[^/]+\.[0-9a-f]{{12}}\.tmp"
 )
 """Paths of files that Headrace or the library writes."""
 
@@ -139,47 +93,30 @@ class IcebergLake:
     layout = FileLayout(has_topic=True)
     _where = METADATA
 
-    def __init__(self, lake: Path, catalog: SqlCatalog, shape: Shape) -> None:
-        self._lake, self._catalog, self.shape = lake, catalog, shape
+    def __init__(self, catalog: LakeCatalog, shape: Shape) -> None:
+        self._catalog, self.shape = catalog, shape
+        self._storage = catalog.storage
 
     @classmethod
-    def open(cls, lake: Path) -> Self | None:
+    def open(cls, storage: Storage) -> Self | None:
         """Open the table; None if there is none, or if its creation was interrupted."""
-        if not (lake / MARK).exists():
-            return None
-        with in_a_sentence(lake, METADATA):
-            catalog = _catalog(lake)
-            table = _load(lake, catalog)
-            return cls(lake, catalog, _shape(table)) if table is not None else None
+        with in_a_sentence(storage, METADATA):
+            catalog = LakeCatalog.find(storage)
+            if catalog is None or (table := catalog.load()) is None:
+                return None
+            return cls(catalog, _shape(table))
 
     @classmethod
-    def make(cls, lake: Path, shape: Shape) -> Self:
-        make_directory(lake / HIDDEN)
-        with in_a_sentence(lake, METADATA, writing=True), _catalogued(lake):
-            catalog = _catalog(lake)
-            catalog.create_namespace_if_not_exists(CATALOG)
-            try:
-                with catalog.create_table_transaction(
-                    TABLE, shape.columns, location=_location(lake), properties=_PROPERTIES
-                ) as table:
-                    with table.update_spec() as spec:
-                        spec.add_field("timestamp", DayTransform(), "date")
-                        if shape.by_topic:
-                            spec.add_field("topic", IdentityTransform(), "topic")
-                    with table.update_sort_order() as order:
-                        order.asc("topic", IdentityTransform()).asc("offset", IdentityTransform())
-                    names = table.table_metadata.schema().name_mapping
-                    table.set_properties(
-                        {
-                            **_metrics(shape),
-                            # Columns in our files have names, but not the field ids of Iceberg.
-                            "schema.name-mapping.default": names.model_dump_json(),
-                            **shape.properties,
-                        }
-                    )
-            except (TableAlreadyExistsError, CommitFailedException):
-                pass  # another process has created it first
-        made = cls(lake, catalog, shape)
+    def make(cls, storage: Storage, shape: Shape) -> Self:
+        storage.prepare()
+        with in_a_sentence(storage, METADATA, writing=True):
+            catalog = LakeCatalog.given(storage) if storage.catalog else LakeCatalog.own(storage)
+            with catalog.errors():
+                _create(catalog, shape)
+            if not catalog.is_own:
+                catalog.make_mark(catalog.load())
+        made = cls.open(storage)
+        assert made is not None
         made.sync()
         return made
 
@@ -189,7 +126,7 @@ class IcebergLake:
         return str(self._table().metadata.table_uuid)
 
     @reads
-    def last(self, app: str) -> int | None:
+    def last(self, app: str) -> Committed | None:
         return _last(self._table(), app)
 
     @writes
@@ -198,45 +135,44 @@ class IcebergLake:
         app: str,
         number: int,
         files: Sequence[WrittenFile],
-        notes: Mapping[str, str],
+        token: int,
         *,
         replaced: Collection[str] = (),
     ) -> bool:
-        noted = {**notes} if replaced else {**notes, _BATCH_KEY: str(number)}
+        wanted = Committed(number, token)
+        refusals, seen = 0, ""
         while True:
             table = self._table()
             last = _last(table, app)
-            if last is not None and last >= number:
-                return False
+            if last is not None and last.number >= number:
+                # An attempt whose outcome was unknown may have succeeded.
+                self.sync()
+                return last == wanted
             live = self._live(table) if replaced else {}
             if not live.keys() >= set(replaced):
                 return False
+            refusals = refusals + 1 if table.metadata_location == seen else 0
+            seen = table.metadata_location
             try:
-                with _catalogued(self._lake), table.transaction() as change:
-                    update = change.update_snapshot(snapshot_properties=noted)
+                with table.transaction() as change:
+                    update = change.update_snapshot()
                     with update.overwrite() if replaced else update.merge_append() as snapshot:
                         for path in replaced:
                             snapshot.delete_data_file(live[path])
                         for one in files:
                             snapshot.append_data_file(self._data_file(table, one))
-                    change.set_properties({f"{_LAST_KEY}{app}": str(number)})
-            except CommitFailedException:
-                continue  # another commit came first: check again whether ours is still needed
+                    numbers = wanted.numbers(app).items()
+                    change.set_properties({f"{_LAST_KEY}{key}": str(one) for key, one in numbers})
+            except HeadraceError:
+                raise
+            except Exception:
+                # Either another commit came first, or the outcome is unknown: look again.
+                if refusals == _REFUSALS_MAX:
+                    with self._catalog.errors():
+                        raise
+                continue
             self.sync()
             return True
-
-    @reads
-    def notes(self, number: int) -> Mapping[str, str] | None:
-        return dict(self.all_notes()).get(number)
-
-    @reads
-    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        summaries = [
-            one.summary.additional_properties
-            for one in reversed(self._table().metadata.snapshots)
-            if one.summary is not None
-        ]
-        return [(int(one[_BATCH_KEY]), one) for one in summaries if _BATCH_KEY in one]
 
     @reads
     def files(self) -> dict[str, int]:
@@ -278,9 +214,9 @@ class IcebergLake:
         if names != self.shape.columns.names or table.name_mapping() != table.schema().name_mapping:
             reason = f"the table has other columns: {', '.join(names)}"
             found.append(Oddity("damaged", METADATA, reason))
-        if hint != _hint_of(table):
+        if self._has_hint(table) and hint != _hint_of(table):
             named = (hint or b"").decode(errors="replace")
-            is_state = hint is None or (self._lake / METADATA / f"{named}.metadata.json").exists()
+            is_state = hint is None or self._storage.has(f"{METADATA}/{named}.metadata.json")
             reason = (
                 f"it does not name the newest state of the table, but {named!r}: readers without its "
                 "catalogue miss rows; the next export or compaction repairs it"
@@ -303,40 +239,49 @@ class IcebergLake:
         ]
         if old and not dry_run:
             try:
-                table.maintenance.expire_snapshots().by_ids(old).commit()
+                with self._catalog.errors():
+                    table.maintenance.expire_snapshots().by_ids(old).commit()
             except CommitFailedException:
                 return 0  # the next sweep does it
         named = set(self._named(table, without=set(old) if dry_run else set()))
         unnamed = [
-            path
-            for path in self._lake.rglob("*.*")
-            if _OURS.fullmatch(name := str(path.relative_to(self._lake)))
-            and name not in named
-            and is_older(path, until)
+            one.path
+            for one in self._storage.list()
+            if _OURS.fullmatch(one.path) and one.path not in named and one.modified_s < until
         ]
-        for path in unnamed if not dry_run else ():
-            path.unlink(missing_ok=True)
+        if not dry_run:
+            self._storage.delete(unnamed)
         return len(unnamed)
 
     @writes
     def sync(self) -> None:
         """Update the hint for readers without a catalogue. Everything else is fsynced when it is written."""
         # Another process may have replaced a newer hint with an older one, so compare again after each write.
-        while (newest := _hint_of(self._table())) != self._hint():
-            replace(self._lake / HINT, newest)
+        while isinstance(self._storage, DirectoryStorage):
+            table = self._table()
+            if not self._has_hint(table) or (newest := _hint_of(table)) == self._hint():
+                break
+            replace(self._storage.root / HINT, newest)
 
     # Files of the table
 
     def _hint(self) -> bytes | None:
         try:
-            return (self._lake / HINT).read_bytes()
+            return self._storage.read(HINT)
         except FileNotFoundError:
             return None
 
+    def _has_hint(self, table: Table) -> bool:
+        """True if readers can find the newest state of a table without its catalogue."""
+        is_inside = table.metadata_location.startswith(f"{location_of(self._storage)}/{METADATA}/")
+        return is_inside and isinstance(self._storage, DirectoryStorage)
+
     def _table(self) -> Table:
-        found = _load(self._lake, self._catalog)
+        found = self._catalog.load()
         if found is None:
-            raise LakeError(f"{self._lake} is no longer a lake of Headrace: its table is gone")
+            raise LakeError(
+                f"{self._storage.address} is no longer a lake of Headrace: its table is gone"
+            )
         return found
 
     def _live(self, table: Table, wanted: BooleanExpression = AlwaysTrue()) -> dict[str, DataFile]:  # noqa: B008
@@ -344,10 +289,10 @@ class IcebergLake:
         return {self._path(file.file_path): file for file in files}
 
     def _path(self, address: str) -> str:
-        return address.removeprefix(f"{_location(self._lake)}/")
+        return address.removeprefix(f"{location_of(self._storage)}/")
 
     def _data_file(self, table: Table, one: WrittenFile) -> DataFile:
-        address = f"{_location(self._lake)}/{one.path}"
+        address = f"{location_of(self._storage)}/{one.path}"
         return parquet_file_to_data_file(table.io, table.metadata, address)
 
     def _named(self, table: Table, without: Collection[int]) -> Iterator[str]:
@@ -368,49 +313,43 @@ class IcebergLake:
                         yield self._path(one.data_file.file_path)
 
 
-def _catalog(lake: Path) -> SqlCatalog:
-    with _catalogued(lake):
-        return SqlCatalog(
-            CATALOG,
-            uri=f"sqlite:///{lake / MARK}",
-            warehouse=_location(lake),
-            **{"py-io-impl": "headrace.lake.formats.iceberg.SyncedIO"},
-        )
-
-
-def _load(lake: Path, catalog: SqlCatalog) -> Table | None:
+def _create(catalog: LakeCatalog, shape: Shape) -> None:
+    """Create a table, unless another process has created it."""
+    if catalog.catalog.table_exists(catalog.table):
+        return
+    namespace = catalog.table.rpartition(".")[0]
+    if not catalog.catalog.namespace_exists(namespace):
+        catalog.catalog.create_namespace_if_not_exists(namespace)
     try:
-        with _catalogued(lake):
-            found = catalog.load_table(TABLE)
-    except NoSuchTableError:
-        return None
-    except FileNotFoundError as error:
-        reason = f"{error}; a table that was moved must be moved back to its first location"
-        raise DamagedTableError(lake, METADATA, reason) from None
-    finally:
-        catalog.engine.dispose()  # the engine would keep the file open
-    if found.location() != _location(lake):
-        raise LakeError(
-            f"{lake} is a copy of an Iceberg table, or was moved: its metadata names files in "
-            f"{found.location().removeprefix('file://')}; use that, or move it back there"
-        )
-    return found
-
-
-def _catalogued(lake: Path) -> AbstractContextManager[None]:
-    return in_a_sentence(lake, MARK, SQLAlchemyError)
-
-
-def _location(lake: Path) -> str:
-    return f"file://{lake.absolute()}"
+        with catalog.catalog.create_table_transaction(
+            catalog.table, shape.columns, location=catalog.location, properties=_PROPERTIES
+        ) as table:
+            with table.update_spec() as spec:
+                spec.add_field("timestamp", DayTransform(), "date")
+                if shape.by_topic:
+                    spec.add_field("topic", IdentityTransform(), "topic")
+            with table.update_sort_order() as order:
+                order.asc("topic", IdentityTransform()).asc("offset", IdentityTransform())
+            names = table.table_metadata.schema().name_mapping
+            table.set_properties(
+                {
+                    **_metrics(shape),
+                    # Columns in our files have names, but not the field ids of Iceberg.
+                    "schema.name-mapping.default": names.model_dump_json(),
+                    LAKE_KEY: location_of(catalog.storage),
+                    **shape.properties,
+                }
+            )
+    except (TableAlreadyExistsError, CommitFailedException, CommitStateUnknownException):
+        pass  # another process has created it first, or the outcome is unknown
 
 
 def _shape(table: Table) -> Shape:
-    place = Path(table.location().removeprefix("file://"))
+    place = table.location().removeprefix("file://")
     number, decode, decoded = map(table.properties.get, (FORMAT_KEY, DECODE_KEY, DECODED_KEY))
     if number is None or not number.isdigit():
         raise not_ours(place, "an Iceberg table of others")
-    check_format(int(number), str(place))
+    check_format(int(number), place)
     return Shape.stored(any(one.name == "topic" for one in table.spec().fields), decode, decoded)
 
 
@@ -439,6 +378,9 @@ def _hint_of(table: Table) -> bytes:
     return Path(table.metadata_location).name.removesuffix(".metadata.json").encode()
 
 
-def _last(table: Table, app: str) -> int | None:
-    found = table.properties.get(f"{_LAST_KEY}{app}")
-    return None if found is None else int(found)
+def _last(table: Table, app: str) -> Committed | None:
+    def number(app: str) -> int | None:
+        found = table.properties.get(f"{_LAST_KEY}{app}")
+        return None if found is None else int(found)
+
+    return Committed.find(app, number)

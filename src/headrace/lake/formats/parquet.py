@@ -16,9 +16,8 @@ import re
 import sqlite3
 import time
 import uuid
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
-from pathlib import Path
 from typing import Self
 
 import msgspec
@@ -29,12 +28,18 @@ from headrace.lake.files.writing import (
     Bounds,
     FileLayout,
     WrittenFile,
-    is_older,
-    make_directory,
-    sync,
 )
-from headrace.lake.format import FORMAT, LakeError, Oddity, Shape, check_format, in_a_sentence
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.format import (
+    FORMAT,
+    Committed,
+    LakeError,
+    Oddity,
+    Shape,
+    check_format,
+    in_a_sentence,
+)
+from headrace.lake.storage.directory import directory_of, make_directory, sync
+from headrace.lake.storage.storage import HIDDEN, Storage
 
 _WAIT_S = 60.0
 """Time to wait for other writers: their transactions are short."""
@@ -45,13 +50,13 @@ _DAMAGE = (sqlite3.Error, TypeError, ValueError)
 _TABLES = """
 create table if not exists lake (format integer, id text, by_topic integer, decode text, decoded text);
 create table if not exists numbers (app text primary key, last integer);
-create table if not exists batches (number integer primary key, notes text);
 create table if not exists files (
     path text primary key, bytes integer, least_topic text, most_topic text, most_offset integer
 );
 """
 
 MARK = f"{HIDDEN}/files.db"
+_WHAT = "a lake of plain Parquet files"
 
 _OURS = re.compile(rf"{HIDDEN}/files/(t-[0-9a-f]{{16}}/)?{DATED}")
 """Hidden names of files that Headrace writes."""
@@ -63,28 +68,30 @@ class ParquetLake:
     kind = "parquet"
     layout = FileLayout(f"{HIDDEN}/files/", ".data", has_topic=True)
 
-    def __init__(self, lake: Path, shape: Shape) -> None:
-        self._lake, self.shape = lake, shape
+    def __init__(self, storage: Storage, shape: Shape) -> None:
+        self._storage, self.shape = storage, shape
+        self._lake = directory_of(storage, _WHAT)
 
     @classmethod
-    def open(cls, lake: Path) -> Self | None:
-        if not (lake / MARK).exists():
+    def open(cls, storage: Storage) -> Self | None:
+        if not storage.has(MARK):
             return None
-        with _database(lake) as database:
+        with _database(storage) as database:
             if not database.execute("select 1 from sqlite_schema where name = 'lake'").fetchone():
                 return None
             (number,) = database.execute("select format from lake").fetchone()
-            check_format(number, str(lake))
+            check_format(number, storage.address)
             by_topic, decode, decoded = database.execute(
                 "select by_topic, decode, decoded from lake"
             ).fetchone()
-            return cls(lake, Shape.stored(bool(by_topic), decode, decoded))
+            return cls(storage, Shape.stored(bool(by_topic), decode, decoded))
 
     @classmethod
-    def make(cls, lake: Path, shape: Shape) -> Self:
-        make_directory(lake / HIDDEN)
+    def make(cls, storage: Storage, shape: Shape) -> Self:
+        lake = directory_of(storage, _WHAT)
+        storage.prepare()
         (lake / MARK).touch()
-        with _locked(lake) as database:
+        with _locked(storage) as database:
             for statement in _TABLES.split(";"):
                 database.execute(statement)
             if database.execute("select 1 from lake").fetchone() is None:
@@ -93,15 +100,15 @@ class ParquetLake:
                     "insert into lake values (?, ?, ?, ?, ?)", (*row, columns_text(shape.decoded))
                 )
         sync(lake / HIDDEN)
-        return cls(lake, shape)
+        return cls(storage, shape)
 
     @property
     def id(self) -> str:
-        with _database(self._lake) as database:
+        with _database(self._storage) as database:
             return str(database.execute("select id from lake").fetchone()[0])
 
-    def last(self, app: str) -> int | None:
-        with _database(self._lake) as database:
+    def last(self, app: str) -> Committed | None:
+        with _database(self._storage) as database:
             return _last(database, app)
 
     def commit(
@@ -109,46 +116,30 @@ class ParquetLake:
         app: str,
         number: int,
         files: Sequence[WrittenFile],
-        notes: Mapping[str, str],
+        token: int,
         *,
         replaced: Collection[str] = (),
     ) -> bool:
-        with _locked(self._lake) as database:
-            last = _last(database, app)
-            if last is not None and last >= number:
-                return False
+        with _locked(self._storage) as database:
+            last, wanted = _last(database, app), Committed(number, token)
+            if last is not None and last.number >= number:
+                return last == wanted
             if not _files(database).keys() >= set(replaced):
                 return False
-            database.execute("insert or replace into numbers values (?, ?)", (app, number))
-            if not replaced:
-                database.execute(
-                    "insert or replace into batches values (?, ?)",
-                    (number, msgspec.json.encode(dict(notes)).decode()),
-                )
+            numbers = wanted.numbers(app).items()
+            database.executemany("insert or replace into numbers values (?, ?)", numbers)
             database.executemany("delete from files where path = ?", [(path,) for path in replaced])
             database.executemany("insert into files values (?, ?, ?, ?, ?)", map(_row, files))
         changed = [*(one.path for one in files), *replaced]
         self._show({_directory(self.shown(path)) for path in changed})
         return True
 
-    def notes(self, number: int) -> Mapping[str, str] | None:
-        return dict(self._notes("where number = ?", number)).get(number)
-
-    def all_notes(self) -> list[tuple[int, Mapping[str, str]]]:
-        return self._notes("order by number desc")
-
-    def _notes(self, which: str, *given: int) -> list[tuple[int, Mapping[str, str]]]:
-        with _database(self._lake) as database:
-            found = database.execute(f"select number, notes from batches {which}", given).fetchall()
-            kind = dict[str, str]
-            return [(number, msgspec.json.decode(notes, type=kind)) for number, notes in found]
-
     def files(self) -> dict[str, int]:
-        with _database(self._lake) as database:
+        with _database(self._storage) as database:
             return _files(database)
 
     def files_of(self, topic: str, offset: int) -> list[str]:
-        with _database(self._lake) as database:
+        with _database(self._storage) as database:
             found = database.execute(
                 "select path from files where least_topic <= ? and most_topic >= ? and most_offset >= ?",
                 (topic, topic, offset),
@@ -156,7 +147,7 @@ class ParquetLake:
             return [path for (path,) in found.fetchall()]
 
     def bounds(self) -> dict[str, Bounds]:
-        with _database(self._lake) as database:
+        with _database(self._storage) as database:
             found = database.execute(
                 "select path, least_topic, most_topic, most_offset from files"
             ).fetchall()
@@ -186,14 +177,12 @@ class ParquetLake:
         live = self.files()
         until = time.time() - after_s
         old = [
-            path
-            for path in (self._lake / self.layout.directory).rglob("*.data")
-            if _OURS.fullmatch(name := str(path.relative_to(self._lake)))
-            and name not in live
-            and is_older(path, until)
+            one.path
+            for one in self._storage.list(self.layout.directory)
+            if _OURS.fullmatch(one.path) and one.path not in live and one.modified_s < until
         ]
-        for path in old if not dry_run else ():
-            path.unlink(missing_ok=True)
+        if not dry_run:
+            self._storage.delete(old)
         return len(old)
 
     def sync(self) -> None:
@@ -203,7 +192,7 @@ class ParquetLake:
 
     def _show(self, only: Collection[str] | None = None) -> None:
         """Make exactly the committed files visible, in all directories or in `only`."""
-        with _locked(self._lake):
+        with _locked(self._storage):
             live = {self.shown(path): path for path in self.files()}
             wanted = {name for name in live if only is None or _directory(name) in only}
             found = set(self._in_sight(only))
@@ -258,20 +247,20 @@ def _directory(name: str) -> str:
 
 
 @contextmanager
-def _locked(lake: Path) -> Iterator[sqlite3.Connection]:
+def _locked(storage: Storage) -> Iterator[sqlite3.Connection]:
     """Open the database and lock it against other writers."""
-    with _database(lake) as database:
+    with _database(storage) as database:
         database.execute("begin immediate")
         with database:
             yield database
 
 
 @contextmanager
-def _database(lake: Path) -> Iterator[sqlite3.Connection]:
+def _database(storage: Storage) -> Iterator[sqlite3.Connection]:
     # Opening never creates the database. A read-only one can still be read.
-    address = f"{(lake / MARK).absolute().as_uri()}?mode=rw"
+    address = f"{(directory_of(storage, _WHAT) / MARK).as_uri()}?mode=rw"
     with (
-        in_a_sentence(lake, MARK, _DAMAGE),
+        in_a_sentence(storage, MARK, _DAMAGE),
         closing(
             sqlite3.connect(address, timeout=_WAIT_S, isolation_level=None, uri=True)
         ) as database,
@@ -279,9 +268,12 @@ def _database(lake: Path) -> Iterator[sqlite3.Connection]:
         yield database
 
 
-def _last(database: sqlite3.Connection, app: str) -> int | None:
-    found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
-    return None if found is None else int(found[0])
+def _last(database: sqlite3.Connection, app: str) -> Committed | None:
+    def number(app: str) -> int | None:
+        found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
+        return None if found is None else int(found[0])
+
+    return Committed.find(app, number)
 
 
 def _files(database: sqlite3.Connection) -> dict[str, int]:

@@ -7,13 +7,12 @@ while it is listed. Records that are already covered are not folded again.
 
 import os
 import sys
-import zlib
 from collections.abc import Callable, Iterable
 from enum import Enum
 from typing import NamedTuple
 
 from headrace.errors import OptionError
-from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES, legacy_name
+from headrace.model import CHANNEL_PREFIX, JUMP, RECORD_HEADER_BYTES
 from headrace.payload.channel import BadMessageError, Content, StoredMessage, decode_message
 from headrace.payload.json_limits import BadJSONError, decode_json
 from headrace.payload.reducers import CannotFoldError, Reducer, UnknownReducerError, reducer
@@ -51,10 +50,6 @@ def load_reducer(name: str, directory: str) -> Reducer:
 
 def here() -> str:
     return os.getcwd()
-
-
-def bucket_of(topic: str, count: int) -> int:
-    return zlib.crc32(legacy_name(topic).encode()) % count
 
 
 class FoldPiece(NamedTuple):

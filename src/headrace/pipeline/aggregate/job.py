@@ -1,50 +1,42 @@
 """The job `aggregate`: folds all records of each topic in lake and log with a reducer, into a Delta table.
 
-    plan ─▶ tasks stage pieces by topic ─▶ tasks fold them ─▶ one commit ─▶ publish
+    plan ─▶ tasks read pieces ─▶ shuffle by bucket ─▶ tasks fold them ─▶ one commit ─▶ publish
 
-Nothing changes before the commit. The next run removes the files that a killed run has staged. The states are
-equal to the server's own states, byte for byte.
+One Spark job does all from plan to commit. Nothing changes before the commit. The states are equal to the
+server's own states, byte for byte.
 """
 
-from collections.abc import Collection, Iterable
+import pickle
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 from headrace.config.pipeline import AggregateOptions, StatesOptions
 from headrace.errors import OptionError
 from headrace.lake.format import LakeError, Positions
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.states import StatesFile, StatesTable, read_states
-from headrace.lake.table import Lock
+from headrace.lake.states import Buckets, StatesFile, StatesTable, read_states
+from headrace.lake.storage.storage import LakeFile, Storage, storage_of
 from headrace.model import CHANNEL_PREFIX
 from headrace.pipeline import tasks
+from headrace.pipeline.aggregate.bucket import BucketsWork, FoldedBucket, fold_bucket
 from headrace.pipeline.aggregate.fold import here, load_reducer
-from headrace.pipeline.aggregate.tasks import (
-    AggregateStaged,
-    AggregateStageWork,
-    FoldedTopics,
-    FoldWork,
-    fold_bucket,
-    stage,
-)
+from headrace.pipeline.aggregate.pieces import PiecesWork, send_pieces
 from headrace.pipeline.export import plan as export_plan
 from headrace.pipeline.job import (
     JobArguments,
     Points,
     Progress,
-    check_apart,
     groups,
     job,
     list_lake,
-    make_writable,
     share_of,
     source_of,
     topics_of,
 )
-from headrace.pipeline.tasks import JobError, TaskRunner, by_number, staging
+from headrace.pipeline.tasks import JobError, NotSharedError, Step, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
 from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place
@@ -53,6 +45,9 @@ APP = "headrace-aggregate"
 """Application ID in the table's commits, which number the runs."""
 
 BUCKETS_MIN, BUCKETS_MAX = 16, 256
+
+_TASKS, _TASK_BYTES_MIN = 4, 4 << 20
+"""A small lake is read by this number of tasks, unless each would have less than this to read."""
 
 
 class AggregateSummary(NamedTuple):
@@ -90,17 +85,18 @@ def aggregate(given: AggregateArguments) -> AggregateSummary:
     wanted = topics_of(given.topics, given.pattern)
     told = publish_to(given)
     log = log_of(given, wanted) if given.url or given.data_dir else None
-    lake, directory = Path(given.lake).absolute(), Path(given.into).absolute()
-    StatesTable.open(directory)
-    check_apart(lake, directory)
+    lake = storage_of(given.lake, given.storage_options, given.catalog_options)
+    into = storage_of(given.into, given.storage_options)
+    StatesTable.open(into)
+    lake.check_apart(into)
     plan = plan_of(lake, wanted, log, given.task_bytes)
     check_named(wanted, plan.topics)
     with closing(given.task_runner("aggregate")) as runner:
         runner.start()  # a failure here happens before anything is written
-        make_writable(directory)
-        with Lock(directory / HIDDEN, "aggregate"):
+        into.prepare()
+        with into.lock("aggregate"):
             run = Aggregate(
-                into=directory,
+                into=into,
                 plan=plan,
                 topics=wanted,
                 reducer=given.reducer,
@@ -139,7 +135,7 @@ def check_named(topics: TopicSelection, known: Collection[str]) -> None:
 
 
 class AggregatePlan(NamedTuple):
-    lake: str
+    lake: Storage | None
     files: dict[str, int]
     place: LogLocation
     parts: list[list[LogRange]]
@@ -153,7 +149,7 @@ class AggregatePlan(NamedTuple):
 
 
 def plan_of(
-    lake: Path | None, topics: TopicSelection, source: SourceOptions | None, task_bytes: int
+    lake: Storage | None, topics: TopicSelection, source: SourceOptions | None, task_bytes: int
 ) -> AggregatePlan:
     files, ends = list_lake(lake) if lake is not None else ({}, {})
     names = {name for name in ends if topics.matches(name)}
@@ -164,7 +160,7 @@ def plan_of(
             place, parts = source.place, parts_of(log, _behind(log, states, ends), source)
         names |= states.keys()
     return AggregatePlan(
-        lake=str(lake),
+        lake=lake,
         files=files,
         place=place,
         parts=parts,
@@ -187,9 +183,11 @@ def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> lis
 
 
 class Aggregate:
+    """One run, which replaces the whole table."""
+
     def __init__(
         self,
-        into: Path,
+        into: Storage,
         plan: AggregatePlan,
         topics: TopicSelection,
         reducer: str,
@@ -198,36 +196,32 @@ class Aggregate:
     ) -> None:
         self._into, self._plan, self._topics = into, plan, topics
         self._reducer, self._points, self._progress = reducer, points, progress
-        self._buckets = min(BUCKETS_MAX, max(BUCKETS_MIN, plan.bytes // plan.task_bytes))
+        count = min(BUCKETS_MAX, max(BUCKETS_MIN, plan.bytes // plan.task_bytes))
+        self._buckets = Buckets.of(count, plan.topics)
 
     def run(self, runner: TaskRunner, told: LogLocation | None) -> AggregateSummary:
         table = StatesTable.open(self._into) or StatesTable.make(self._into)
         last = table.last(APP)
         number = 0 if last is None else last + 1
-        with staging(self._into) as place:
-            staged = self._stage(runner, place)
-            self._points.here("staged")
-            folded = self._fold(runner, staged, number)
-            self._points.here("folded")
-            files = [one.file for one in folded if one.file is not None]
-            if not table.replace(APP, number, files):
-                raise LakeError(
-                    f"another aggregate writes to {self._into}: it has committed run {number}"
-                )
-            self._points.here("committed")
+        folded = self._fold(runner, number)
+        self._points.here("folded")
+        files = [one.file for one in folded]
+        if not table.replace(APP, number, files):
+            raise already_committed(self._into, number)
+        self._points.here("committed")
         table.sweep()
         return self._summary(folded, publish_all(runner, told, self._into, files))
 
-    def _stage(self, runner: TaskRunner, place: Path) -> list[AggregateStaged]:
-        plan, size = self._plan, self._plan.task_bytes
+    def _fold(self, runner: TaskRunner, number: int) -> list[FoldedBucket]:
+        plan = self._plan
+        size = max(_TASK_BYTES_MIN, sum(plan.files.values()) // _TASKS)
+        size = min(plan.task_bytes, size)
         inputs: list[tuple[list[str], list[LogRange]]] = [
             *((some, []) for some in groups(sorted(plan.files), plan.files.__getitem__, size)),
             *(([], part) for part in plan.parts),
         ]
         works = [
-            AggregateStageWork(
-                staging=str(place),
-                task=task,
+            PiecesWork(
                 reducer=self._reducer,
                 buckets=self._buckets,
                 topics=self._topics,
@@ -237,46 +231,63 @@ class Aggregate:
                 ranges=ranges,
                 points=self._points,
             )
-            for task, (files, ranges) in enumerate(inputs)
+            for files, ranges in inputs
         ]
-        return runner.run(works, stage, self._part(0.0, 0.5))
+        work = BucketsWork(
+            into=self._into,
+            number=number,
+            buckets=self._buckets,
+            old={},
+            reducer=self._reducer,
+            directory=here(),
+            points=self._points,
+        )
+        return fold_buckets(runner, works, work, share_of(self._progress, plan.bytes, 0.0, 1.0))
 
-    def _fold(
-        self, runner: TaskRunner, staged: list[AggregateStaged], number: int
-    ) -> list[FoldedTopics]:
-        works = [
-            FoldWork(
-                into=str(self._into),
-                number=number,
-                bucket=bucket,
-                buckets=self._buckets,
-                reducer=self._reducer,
-                directory=here(),
-                staged=found,
-                points=self._points,
-            )
-            for bucket, found in by_number((one.path, one.batches) for one in staged).items()
-        ]
-        return runner.run(works, fold_bucket, self._part(0.5, 1.0))
-
-    def _part(self, first: float, last: float) -> tasks.Progress | None:
-        return share_of(self._progress, self._plan.bytes, first, last)
-
-    def _summary(
-        self, folded: list[FoldedTopics], published: "list[Published]"
-    ) -> AggregateSummary:
+    def _summary(self, folded: list[FoldedBucket], published: "Published") -> AggregateSummary:
         return AggregateSummary(
-            into=str(self._into),
+            into=self._into.address,
             reducer=self._reducer,
             topics=sum(one.topics for one in folded),
             messages=sum(one.messages for one in folded),
             incomplete=sum(one.incomplete for one in folded),
             failed=sum(one.failed for one in folded),
             first_failure=next((one.first_failure for one in folded if one.first_failure), ""),
-            published=sum(one.published for one in published),
-            refused=sum(one.refused for one in published),
-            first_refusal=next((one.first_refusal for one in published if one.first_refusal), ""),
+            **published._asdict(),
         )
+
+
+def fold_buckets(
+    runner: TaskRunner,
+    works: Sequence[PiecesWork],
+    work: BucketsWork,
+    progress: tasks.Progress | None = None,
+) -> list[FoldedBucket]:
+    """Read pieces and fold them in one job; return the new files of the buckets that have changed."""
+    if not works:
+        return []
+    step = Step(len(work.buckets.changed), partial(fold_bucket, work))
+    letters = runner.exchange(works, send_pieces, [step], progress)
+    folded: list[FoldedBucket] = [pickle.loads(letter.data) for letter in letters]
+    for one in folded:
+        _check_is_here(work.into.file(one.file.path), one.file.bytes)
+    return sorted(folded)
+
+
+def _check_is_here(file: LakeFile, size: int) -> None:
+    try:
+        if file.size() == size:
+            return
+    except FileNotFoundError:
+        pass
+    raise NotSharedError(
+        f"{file.storage.address} is another directory for Spark's executors: name one that all machines "
+        "share"
+    )
+
+
+def already_committed(into: Storage, number: int) -> LakeError:
+    return LakeError(f"another aggregate writes to {into.address}: it has committed run {number}")
 
 
 # Snapshots of channels, with the offset that they cover
@@ -288,16 +299,23 @@ _OF_A_CHANNEL = frozenset({400, 404, 409, 413})
 
 class PublishWork(NamedTuple):
     place: LogLocation
-    into: str
-    file: str
+    file: LakeFile
     rows: int
     """Number of states to publish, from the start of the file."""
 
 
 class Published(NamedTuple):
-    published: int
-    refused: int
-    first_refusal: str
+    published: int = 0
+    refused: int = 0
+    first_refusal: str = ""
+
+    @classmethod
+    def together(cls, *some: "Published") -> "Published":
+        return cls(
+            published=sum(one.published for one in some),
+            refused=sum(one.refused for one in some),
+            first_refusal=next((one.first_refusal for one in some if one.first_refusal), ""),
+        )
 
 
 def publish(work: PublishWork) -> Published:
@@ -305,7 +323,7 @@ def publish(work: PublishWork) -> Published:
     published = refused = 0
     first = ""
     with closing(HttpClient(work.place)) as http:
-        for row in islice(read_states(Path(work.into, work.file), _COLUMNS), work.rows):
+        for row in islice(read_states(work.file, _COLUMNS), work.rows):
             if not row["topic"].startswith(CHANNEL_PREFIX):
                 continue
             name = row["topic"].removeprefix(CHANNEL_PREFIX)
@@ -342,8 +360,9 @@ def _upload(http: HttpClient, name: str, offset: int, state: bytes, is_json: boo
 
 
 def publish_all(
-    runner: TaskRunner, told: LogLocation | None, into: Path, files: Iterable[StatesFile]
-) -> list[Published]:
+    runner: TaskRunner, told: LogLocation | None, into: Storage, files: Iterable[StatesFile]
+) -> Published:
     if told is None:
-        return []
-    return runner.run([PublishWork(told, str(into), one.path, one.rows) for one in files], publish)
+        return Published()
+    works = [PublishWork(told, into.file(one.path), one.rows) for one in files]
+    return Published.together(*runner.run(works, publish))

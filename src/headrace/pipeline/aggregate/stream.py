@@ -1,103 +1,73 @@
-"""The job `aggregate` as a stateful streaming query, which keeps a table of states up to date.
+"""The job `aggregate` as a loop of rounds, which keeps a table of states up to date.
 
-    table ─▶ states of the query ─▶ micro-batch ─▶ files of changed buckets ─▶ one commit ─▶ publish
-                                        ╰──────────────────◀────────────────────────────────────╯
+    table ─▶ new records of the log ─▶ files of changed buckets ─▶ one commit ─▶ publish
+                      ╰──────────────────────◀────────────────────────────────────╯
 
-Only the table counts. Every start loads the states from the table and reads the log from where they end, with
-a new checkpoint. So records of a micro-batch that was killed before its commit are read again, and committed
-records are not. The batch job runs first if the table does not exist yet, or if the log no longer has records
-that the lake has.
+Every round is one Spark job: tasks read the new records, and fold them onto the states in the table's files.
+This is not a streaming query of Spark, because only the table counts: a query's checkpoint and state store
+would be thrown away at every start. They need a directory that all machines share and that Spark itself can
+reach, which a lake in object storage does not offer. And over Spark Connect, a query would commit in another
+process than this one.
+
+Every start takes the positions from the table and reads the log from there. So records of a round that was
+killed before its commit are read again, and committed records are not. The batch job runs first if the table
+does not exist yet, or if the log no longer has records that the lake has.
 """
 
-import json
 import logging
-import shutil
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from headrace.config.pipeline import AggregateStreamOptions
-from headrace.lake.format import LakeError, Positions
-from headrace.lake.manifests import HIDDEN
-from headrace.lake.states import Covered, StatesFile, StatesTable, Totals
-from headrace.lake.table import Lock
-from headrace.pipeline.aggregate.fold import Needs, here, load_reducer, needs_of
+from headrace.lake.format import LakeError, LostRange, Positions
+from headrace.lake.states import Buckets, Covered, StatesFile, StatesTable, Totals
+from headrace.lake.storage.storage import storage_of
+from headrace.pipeline.aggregate.bucket import BucketsWork
+from headrace.pipeline.aggregate.fold import here, load_reducer
 from headrace.pipeline.aggregate.job import (
     APP,
     BUCKETS_MIN,
     Aggregate,
     AggregateSummary,
     Published,
+    already_committed,
     check_named,
+    fold_buckets,
     log_of,
     plan_of,
     publish_all,
     publish_to,
 )
-from headrace.pipeline.aggregate.stream_tasks import (
-    MERGED_COLUMNS,
-    PIECE_COLUMNS,
-    RECORD_COLUMNS,
-    STATE_COLUMNS,
-    Folding,
-    merging,
-    pieces,
-    states_of,
-)
+from headrace.pipeline.aggregate.pieces import PiecesWork
 from headrace.pipeline.export import plan as export_plan
-from headrace.pipeline.job import (
-    NO_POINTS,
-    Points,
-    check_apart,
-    job,
-    list_lake,
-    make_writable,
-    topics_of,
-)
-from headrace.pipeline.tasks import NotSharedError, ServerAwayError, SparkRunner
+from headrace.pipeline.job import JobArguments, job, list_lake, topics_of
+from headrace.pipeline.tasks import ServerAwayError, TaskRunner
 from headrace.reader.http_client import ServerError
-from headrace.reader.planning import EARLIEST, SourceOptions, find_topics
-from headrace.reader.view import LogLocation, LogView, open_log
-from headrace.spark.session import register
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.streaming.query import StreamingQuery
+from headrace.reader.planning import (
+    SourceOptions,
+    find_topics,
+    limit_bytes,
+    parts_of,
+    ranges_between,
+)
+from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log
 
 logger = logging.getLogger(__name__)
 
-_CHECKPOINT = "checkpoint"
-_POLL_S = 0.2
+_WAIT_S = 0.5
+_POLL_S = 0.1
+
 _READABLE_S = 600.0
 """Seconds before files that are no longer in the table are deleted, as they may still be read."""
 
-_ROWS_MAX = 20_000_000
-"""Maximum number of records in a micro-batch.
-
-Spark passes 10,000 rows of a topic at once to a processor, and each row is a piece of thousands of records.
-So a processor gets all pieces of a topic at once and can sort them.
-"""
-
-_SETTINGS = {
-    "spark.sql.streaming.stateStore.providerClass": (
-        "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
-    ),
-    # Otherwise every micro-batch writes its complete state to files.
-    "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
-    "spark.sql.streaming.minBatchesToRetain": "2",
-}
-
 
 @dataclass(frozen=True)
-class AggregateStreamArguments(AggregateStreamOptions):
+class AggregateStreamArguments(AggregateStreamOptions, JobArguments):
     stop: Callable[[], bool] = field(default=lambda: False, kw_only=True)
-    points: Points = field(default=NO_POINTS, kw_only=True)
 
 
 @job(AggregateStreamArguments)
@@ -109,29 +79,28 @@ def aggregate_stream(given: AggregateStreamArguments) -> AggregateSummary:
     snapshots each time they change.
     """
     load_reducer(given.reducer, here())
-    topics = topics_of(given.topics, given.pattern)
-    source = log_of(given, topics)
+    source = log_of(given, topics_of(given.topics, given.pattern))
     told = publish_to(given)
     with closing(open_log(source.place)) as log:
         stream = _Stream(given, log, source, told)
         if stream.lake is not None:
-            check_apart(stream.lake, stream.into)
+            stream.lake.check_apart(stream.into)
         stream.look()
-        with closing(SparkRunner("headrace aggregate", given.master)) as runner:
+        with closing(given.task_runner("aggregate")) as runner:
             runner.start()  # a failure here happens before anything is written
-            make_writable(stream.into)
-            with Lock(stream.into / HIDDEN, "aggregate"):
+            stream.into.prepare()
+            with stream.into.lock("aggregate"):
                 return stream.run(runner)
 
 
 class _Found(NamedTuple):
-    """Situation at a start of the query."""
+    """Situation at a start."""
 
     table: StatesTable | None
     at: Positions
     """Positions where topics continue after their states."""
     is_behind: bool
-    """True if the lake may have records after the states that the log no longer has."""
+    """True if the lake has records after the states that the log no longer has."""
 
 
 class _Stream:
@@ -143,90 +112,64 @@ class _Stream:
         told: LogLocation | None,
     ) -> None:
         self._given, self._log, self._source, self._told = given, log, source, told
-        self._topics, self._stop = source.topics, given.stop
-        self.into = Path(given.into).absolute()
-        self.lake = Path(given.lake).absolute() if given.lake else None
+        self._topics, self._stop, self._points = source.topics, given.stop, given.points
+        self.into = storage_of(given.into, given.storage_options)
+        self.lake = (
+            storage_of(given.lake, given.storage_options, given.catalog_options)
+            if given.lake
+            else None
+        )
+        self._table: StatesTable | None = None
+        """The table, if the fields below are valid; None before a start."""
+        self._at: Positions = {}
         self._number = 0
         self._buckets, self._files = 0, dict[int, list[str]]()
         self._over: deque[tuple[float, list[str]]] = deque()
         """Files that are no longer in the table, and the time of their removal."""
-        self._published: list[Published] = []
-        self._busy = threading.Lock()
-        self._ended = False
-        self._failure: BaseException | None = None
+        self._published = Published()
 
-    def run(self, runner: SparkRunner) -> AggregateSummary:
-        """Run until `stop` returns True. If the server is away, wait for it and start a new query."""
+    def run(self, runner: TaskRunner) -> AggregateSummary:
+        """Run until `stop` returns True. If the server is away, wait for it and start again."""
+        is_away = False
         while not self._stop():
+            begun_s = time.monotonic()
+            pause_s = self._given.every_s
             try:
-                self._round(runner)
-                break
+                table = self._table or self._begin(runner)
+                has_more = self._round(runner, table)
+                is_away = False
+                if not has_more:
+                    self._log.wait(_WAIT_S)
+                    continue
             except (ServerError, ServerAwayError) as error:
                 if isinstance(error, ServerError) and not error.is_away:
                     raise
-                logger.warning("%s; retrying until the server answers", error)
-                self._wait()
+                if not is_away:
+                    logger.warning("%s; retrying until the server answers", error)
+                is_away, self._table = True, None
+                pause_s = max(pause_s, _WAIT_S)
+            while time.monotonic() < begun_s + pause_s and not self._stop():
+                time.sleep(_POLL_S)
+        return self._summary()
+
+    def _summary(self) -> AggregateSummary:
         table = StatesTable.open(self.into)
-        totals = (
-            table.totals()
-            if table is not None
-            else Totals(topics=0, messages=0, incomplete=0, failed=0, first_failure="")
-        )
+        totals = table.totals() if table is not None else Totals()
         return AggregateSummary(
-            str(self.into),
-            self._given.reducer,
-            *totals,
-            sum(one.published for one in self._published),
-            sum(one.refused for one in self._published),
-            next((one.first_refusal for one in self._published if one.first_refusal), ""),
+            into=self.into.address,
+            reducer=self._given.reducer,
+            **totals._asdict(),
+            **self._published._asdict(),
         )
-
-    def _wait(self) -> None:
-        while not self._stop():
-            time.sleep(_POLL_S)
-            try:
-                find_topics(self._log, self._topics)
-                return
-            except ServerError as error:
-                if not error.is_away:
-                    raise
-
-    def _round(self, runner: SparkRunner) -> None:
-        """Run one query, starting from the table."""
-        table, starts = self._begin(runner)
-        self._buckets, self._files = table.buckets()
-        self._buckets = self._buckets or BUCKETS_MIN
-        self._number = (table.last(APP) or 0) + 1
-        self._ended, self._failure = False, None
-        checkpoint = self.into / HIDDEN / _CHECKPOINT
-        shutil.rmtree(checkpoint, ignore_errors=True)
-        with runner.sentences():
-            query = self._start(runner, table, starts, checkpoint)
-        try:
-            with runner.sentences():
-                while not self._stop() and query.isActive and self._failure is None:
-                    time.sleep(_POLL_S)
-                if failure := query.exception():
-                    raise failure
-        finally:
-            with self._busy:  # a running micro-batch finishes first
-                self._ended = True
-            try:
-                with runner.sentences():
-                    query.stop()
-            finally:
-                shutil.rmtree(checkpoint, ignore_errors=True)
-        if self._failure is not None:
-            raise self._failure
 
     # Start
 
     def look(self) -> _Found:
         """Return the situation; raise if this job cannot continue from it. Changes nothing."""
-        into, topics = self.into, self._topics
-        table = StatesTable.open(into)
+        into, topics = self.into.address, self._topics
+        table = StatesTable.open(self.into)
         covered = table.covered() if table is not None else Covered(set(), {})
-        ends = list_lake(self.lake)[1] if self.lake is not None else {}
+        ends = self._lake_ends()
         states = find_topics(self._log, topics)
         check_named(topics, states.keys() | ends.keys() | covered.ends.keys())
         anew = "name another directory, or run it without --stream first, which replaces them"
@@ -235,21 +178,17 @@ class _Stream:
         for name in covered.ends:
             if not topics.matches(name):
                 raise LakeError(f"{into} has states of other topics too, such as {name!r}: {anew}")
-        known = {
-            name: at
-            for name, at in covered.ends.items()
-            # Topics of durability memory begin anew when their server restarts, with a new epoch.
-            if name not in states or states[name].is_kept or states[name].end.epoch == at.epoch
-        }
+        known = _continued(covered.ends, states)
         gone = [name for name in known if name not in states]
-        begin = export_plan.begin(
-            log=self._log, states=states, known=known, gone=gone, table=str(into)
-        )
+        begin = export_plan.begin(log=self._log, states=states, known=known, gone=gone, table=into)
         new = any(name not in covered.ends and topics.matches(name) for name in ends)
-        return _Found(table, begin.at, bool(ends) and (bool(begin.lost) or new))
+        return _Found(table, covered.ends | begin.at, new or _has_lost(ends, begin.lost))
 
-    def _begin(self, runner: SparkRunner) -> tuple[StatesTable, Positions]:
-        """Return the table and the positions where the log continues after it."""
+    def _lake_ends(self) -> Positions:
+        return list_lake(self.lake)[1] if self.lake is not None else {}
+
+    def _begin(self, runner: TaskRunner) -> StatesTable:
+        """Take everything from the table, which is first made if it is missing or behind the lake."""
         given, found = self._given, self.look()
         if found.table is None or found.is_behind:
             whole = Aggregate(
@@ -261,128 +200,103 @@ class _Stream:
                 progress=None,
             )
             done = whole.run(runner, self._told)
-            self._published.append(Published(done.published, done.refused, done.first_refusal))
+            self._count(Published(done.published, done.refused, done.first_refusal))
             found = self.look()
             assert found.table is not None
         else:
             found.table.sweep()
             # An earlier run may have been killed after its commit and before it published.
             self._publish(runner, [StatesFile(path, 0, rows) for path, rows in found.table.rows()])
-        return found.table, found.at
+        self._at = found.at
+        self._buckets, self._files = found.table.buckets()
+        self._buckets = self._buckets or BUCKETS_MIN
+        self._number = (found.table.last(APP) or 0) + 1
+        self._table = found.table
+        return found.table
 
-    # The query
+    # One round
 
-    def _start(
-        self, runner: SparkRunner, table: StatesTable, starts: Positions, checkpoint: Path
-    ) -> "StreamingQuery":
-        session = runner.session().newSession()  # other queries need their own settings
-        parallel = session.sparkContext.defaultParallelism
-        settings = {**_SETTINGS, "spark.sql.shuffle.partitions": str(parallel)}
-        for key, value in settings.items():
-            session.conf.set(key, value)
-        register(session)
-        folding = Folding(self._given.reducer, here(), self._buckets)
-        return (
-            self._records(session, starts, parallel)
-            .mapInArrow(pieces(needs_of(self._given.reducer)), PIECE_COLUMNS)
-            .groupBy("topic")
-            .transformWithState(
-                folding,
-                f"bucket int, {STATE_COLUMNS}",
-                "Update",
-                "None",
-                self._states(session, table.files()).groupBy("topic"),
+    def _round(self, runner: TaskRunner, table: StatesTable) -> bool:
+        """Fold the next records of the log; return False if there are none."""
+        states = find_topics(self._log, self._topics)
+        known = _continued(self._at, states)
+        begin = export_plan.begin(self._log, states, known, (), table=self.into.address)
+        if begin.lost and _has_lost(self._lake_ends(), begin.lost):
+            self._table = None  # the next start reads the lake first
+            return True
+        self._at |= begin.at
+        ends = limit_bytes(self._log, begin.at, states, self._given.batch_bytes)
+        ranges = ranges_between(begin.at, ends)
+        if ranges:
+            self._fold(runner, table, ranges)
+            self._at |= {one.topic: one.end for one in ranges}
+        return bool(ranges)
+
+    def _fold(self, runner: TaskRunner, table: StatesTable, ranges: Sequence[LogRange]) -> None:
+        given = self._given
+        buckets = Buckets.of(self._buckets, (one.topic for one in ranges))
+        works = [
+            PiecesWork(
+                reducer=given.reducer,
+                buckets=buckets,
+                topics=self._topics,
+                lake=None,
+                files=(),
+                place=self._source.place,
+                ranges=part,
+                points=self._points,
             )
-            .writeStream.foreachBatch(partial(self._batch, runner, table))
-            .outputMode("update")
-            .option("checkpointLocation", str(checkpoint))
-            .trigger(processingTime=f"{int(self._given.every_s * 1000)} milliseconds")
-            .start()
+            for part in parts_of(self._log, ranges, self._source)
+        ]
+        work = BucketsWork(
+            into=self.into,
+            number=self._number,
+            buckets=buckets,
+            old={one: self._files[one] for one in buckets.changed if one in self._files},
+            reducer=given.reducer,
+            directory=here(),
+            points=self._points,
         )
-
-    def _records(self, session: "SparkSession", starts: Positions, parallel: int) -> "DataFrame":
-        topics, place = self._topics, self._source.place
-        offsets = {"": EARLIEST} | {name: at.offset for name, at in starts.items()}
-        options = {
-            **({"path": place.path} if place.path else {"url": ",".join(place.urls)}),
-            **({"token": place.token} if place.token else {}),
-            "startingOffsets": json.dumps(offsets),
-            "maxRowsPerTrigger": str(_ROWS_MAX),
-            "maxBytesPerTrigger": str(self._given.batch_bytes),
-            "maxBytesPerPartition": str(self._given.task_bytes),
-            "minPartitions": str(parallel),  # many topics take time, even with few records
-            # The server folds in the same way: it skips lost or damaged records, and the ordinals show the
-            # gap.
-            "failOnDataLoss": "false",
-            "verifyChecksums": "false",
-        }
-        if topics.names is not None:
-            options["subscribe"] = json.dumps(topics.names)
-        else:
-            options["subscribePattern"] = topics.pattern
-        payload = "" if needs_of(self._given.reducer) is Needs.NONE else ", payload binary"
-        reader = session.readStream.format("headrace").schema(RECORD_COLUMNS + payload)
-        return reader.options(**options).load()
-
-    def _states(self, session: "SparkSession", files: list[str]) -> "DataFrame":
-        numbers = session.range(0, len(files), 1, max(1, len(files)))
-        return numbers.mapInArrow(states_of(str(self.into), files), STATE_COLUMNS)
-
-    # One micro-batch
-
-    def _batch(
-        self, runner: SparkRunner, table: StatesTable, changed: "DataFrame", number: int
-    ) -> None:
-        with self._busy:
-            if self._ended:
-                return
-            try:
-                self._commit(runner, table, changed)
-            except BaseException as error:
-                # Spark would turn the error into a page of text.
-                self._failure = error
-                self._ended = True
-
-    def _commit(self, runner: SparkRunner, table: StatesTable, changed: "DataFrame") -> None:
-        into, points = self.into, self._given.points
-        merge = merging(str(into), self._number, self._buckets, self._files)
-        with runner.sentences():
-            made = changed.groupBy("bucket").applyInArrow(merge, MERGED_COLUMNS).collect()
-        if not made:
+        folded = fold_buckets(runner, works, work)
+        if not folded:
             return
-        for one in made:
-            _check_is_here(into / one.path, one.bytes)
-        points.here("merged")
-        replaced = [path for one in made for path in self._files.get(one.bucket, ())]
-        files = [StatesFile(one.path, one.bytes, one.rows) for one in made]
-        if not table.update(APP, self._number, files, replaced):
-            raise LakeError(
-                f"another aggregate writes to {into}: it has committed run {self._number}"
-            )
-        points.here("committed")
+        self._points.here("merged")
+        replaced = [path for one in folded for path in self._files.get(one.bucket, ())]
+        if not table.update(APP, self._number, [one.file for one in folded], replaced):
+            raise already_committed(self.into, self._number)
+        self._points.here("committed")
         self._number += 1
-        self._files |= {one.bucket: [one.path] for one in made}
-        self._publish(runner, [StatesFile(one.path, one.bytes, one.changed) for one in made])
+        self._files |= {one.bucket: [one.file.path] for one in folded}
         self._forget(replaced)
-        points.here("done")
+        self._publish(runner, [one.file._replace(rows=one.topics) for one in folded])
+        self._points.here("done")
 
-    def _publish(self, runner: SparkRunner, files: list[StatesFile]) -> None:
-        self._published += publish_all(runner, self._told, self.into, files)
+    def _publish(self, runner: TaskRunner, files: Iterable[StatesFile]) -> None:
+        self._count(publish_all(runner, self._told, self.into, files))
+
+    def _count(self, published: Published) -> None:
+        self._published = Published.together(self._published, published)
 
     def _forget(self, paths: list[str]) -> None:
         """Delete replaced files after a delay.
 
-        Every micro-batch replaces as many files as it writes: within a week they would fill the disk.
+        Every round replaces as many files as it writes: within a week they would fill the disk.
         """
         now = time.monotonic()
         self._over.append((now, paths))
         while self._over[0][0] < now - _READABLE_S:
-            for path in self._over.popleft()[1]:
-                (self.into / path).unlink(missing_ok=True)
+            self.into.delete(self._over.popleft()[1])
 
 
-def _check_is_here(path: Path, size: int) -> None:
-    if not path.exists() or path.stat().st_size != size:
-        raise NotSharedError(
-            f"{path.parent} is another directory for Spark's executors: name one that all machines share"
-        )
+def _continued(known: Positions, states: dict[str, TopicState]) -> Positions:
+    """Return the positions without topics of durability memory that have begun anew, with a new epoch."""
+    return {
+        name: at
+        for name, at in known.items()
+        if name not in states or states[name].is_kept or states[name].end.epoch == at.epoch
+    }
+
+
+def _has_lost(ends: Positions, lost: Iterable[LostRange]) -> bool:
+    """True if a lake with these ends has records of what the log has lost."""
+    return any(one.topic in ends and ends[one.topic].ordinal > one.ordinal for one in lost)

@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from io import FileIO
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,6 +27,8 @@ from headrace.lake.files.reading import records_of
 from headrace.lake.files.writing import Bounds, crc_in_name, crc_of_file
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import RecordRange as LakeRange
+from headrace.lake.storage.directory import directory_of
+from headrace.lake.storage.storage import LakeFile, Storage
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit.plan import Finding
@@ -54,7 +55,7 @@ class Kept(NamedTuple):
 
 
 class FileWork(NamedTuple):
-    lake: str
+    storage: Storage
     path: str
     shown: str
     """Visible name of the file for readers that do not use the table; empty if it equals `path`."""
@@ -65,6 +66,10 @@ class FileWork(NamedTuple):
     place: LogLocation
     kept: tuple[Kept, ...]
     """Ranges of the log for the topics in the file."""
+
+    @property
+    def file(self) -> LakeFile:
+        return self.storage.file(self.path)
 
 
 class FileCheck(Struct):
@@ -99,12 +104,15 @@ def _check_shown(work: FileWork) -> Iterator[Finding]:
     """Check the file under its visible name, which readers without the table use."""
     if not work.shown:
         return
-    path, shown = Path(work.lake) / work.path, Path(work.lake) / work.shown
+    lake = directory_of(work.storage, "a lake with visible names")
+    path, shown = lake / work.path, lake / work.shown
     try:
         # In a copy of the lake, the path and the visible name may be two separate files.
         if path.exists() and shown.samefile(path):
             return
-        if crc_of_file(shown) != crc_in_name(work.shown):
+        with work.storage.open(work.shown) as content:
+            is_right = crc_of_file(content) == crc_in_name(work.shown)
+        if not is_right:
             yield Finding("damaged", _WRONG_BYTES, work.shown)
     except FileNotFoundError:
         reason = (
@@ -116,12 +124,14 @@ def _check_shown(work: FileWork) -> Iterator[Finding]:
 
 
 def _check_file(work: FileWork) -> FileCheck:
-    path = Path(work.lake) / work.path
     crc = crc_in_name(work.path)
+    is_right = True
     try:
-        is_right = crc is None or crc_of_file(path) == crc
+        if crc is not None:
+            with work.file.open() as content:
+                is_right = crc_of_file(content) == crc
     except OSError:
-        is_right = True  # the file is gone or unreadable: `_Check` reports that below
+        pass  # the file is gone or unreadable: `_Check` reports that below
     if is_right:
         return _Check(work).run()
     wrong = Finding("damaged", _WRONG_BYTES, work.path)
@@ -148,10 +158,11 @@ def main() -> None:
     sys.stdout.buffer.write(pickle.dumps(_Check(work).run()))
 
 
-def known_ranges(path: Path) -> list[LakeRange]:
+def known_ranges(file: LakeFile) -> list[LakeRange]:
     """Return the ranges that a file's footer names, or none if it cannot be read."""
     try:
-        return _ranges(pq.read_metadata(path))
+        with file.open() as content:
+            return _ranges(pq.read_metadata(content))
     except _UNREADABLE:
         return []  # the task that reads the file reports the reason
 
@@ -189,12 +200,12 @@ class _Check:
         return self._found
 
     def _check(self) -> None:
-        path = Path(self._work.lake, self._work.path)
-        size = path.stat().st_size
+        size = self._work.file.size()
         if size != self._work.bytes:
             self._damaged(f"it has {size:,} bytes, the table says {self._work.bytes:,}")
         with (
-            pq.ParquetFile(path, page_checksum_verification=True) as file,
+            self._work.file.open() as content,
+            pq.ParquetFile(content, page_checksum_verification=True) as file,
             closing(_Log(self._work.place, self._work.kept)) as log,
         ):
             ranges = self._found.ranges = _ranges(file.metadata)

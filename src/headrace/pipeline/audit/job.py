@@ -20,15 +20,17 @@ from headrace.config.pipeline import AuditOptions
 from headrace.errors import OptionError, UnknownTopicError
 from headrace.lake.files.writing import Bounds
 from headrace.lake.format import (
-    CRC_KEY,
+    Committed,
     DamagedTableError,
     LakeError,
     LostRange,
     Manifest,
     MergedManifest,
+    StorageError,
 )
 from headrace.lake.format import RecordRange as LakeRange
-from headrace.lake.manifests import HIDDEN, Manifests
+from headrace.lake.manifests import Manifests, MissingManifestError
+from headrace.lake.storage.storage import HIDDEN, Storage, storage_of
 from headrace.lake.table import Table, open_table
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
@@ -80,7 +82,11 @@ class _Audit:
     def __init__(
         self, given: AuditArguments, topics: Sequence[str], place: LogLocation, runner: TaskRunner
     ) -> None:
-        self._lake = Path(given.lake).absolute() if given.lake else None
+        self._lake = (
+            storage_of(given.lake, given.storage_options, given.catalog_options)
+            if given.lake
+            else None
+        )
         self._topics, self._place = topics, place
         self._runner, self._progress = runner, given.progress
         self._done = self._expected = 0
@@ -94,7 +100,9 @@ class _Audit:
         log = self._check_log(listing)
         for name in self._topics:
             if name not in {*listing.topics, *log.topics} and not self._broken:
-                raise UnknownTopicError(f"there is no topic {name!r} in {log.name or self._lake}")
+                raise UnknownTopicError(
+                    f"there is no topic {name!r} in {log.name or self._address}"
+                )
         self._check_files(listing, log)
         report = self._report(listing, log)
         if any(one.kind == "missing" for one in report.all_findings()):
@@ -107,6 +115,10 @@ class _Audit:
             self._check_files(again, log)
             report = self._report(again, log, is_later=again.files != listing.files)
         return report
+
+    @property
+    def _address(self) -> str | None:
+        return self._lake.address if self._lake is not None else None
 
     def _list(self) -> "Listing":
         if self._lake is not None and not self._broken:
@@ -159,7 +171,7 @@ class _Audit:
         findings = [*log.findings, *lake.findings[None]]
         return AuditReport(
             log=log.name,
-            lake=str(self._lake) if self._lake is not None else None,
+            lake=self._address,
             topics=topics,
             findings=findings,
             notes=notes,
@@ -209,28 +221,13 @@ class Listing(NamedTuple):
         return frozenset(one.topic for _, one in self.noted)
 
 
-def _list_lake(lake: Path, table: Table) -> Listing:
+def _list_lake(lake: Storage, table: Table) -> Listing:
     while True:
         last = table.last(EXPORT_APP)
         files, bounds = table.files(), table.bounds()
         if table.last(EXPORT_APP) == last:
             break  # otherwise a batch was committed in between, and files and manifests would not match
-    findings: list[Finding] = []
-    manifests = Manifests(lake)
-    folded = _folded(lake, manifests, findings)
-    # A merged manifest does not say which files hold its ranges.
-    noted = [("", one) for one in folded.ranges]
-    lost = list(folded.lost)
-    commits = {number: notes[CRC_KEY] for number, notes in table.all_notes() if CRC_KEY in notes}
-    for number in range(folded.batches, 0 if last is None else last + 1):
-        manifest = _read_manifest(lake, manifests, number, commits.get(number))
-        if isinstance(manifest, Finding):
-            findings.append(manifest)
-        else:
-            noted += [(manifest.files[one.file].path, one) for one in manifest.ranges]
-            lost += manifest.lost
-    if findings and _folded(lake, manifests, []).batches != folded.batches:
-        return _list_lake(lake, table)  # a compaction has merged these manifests meanwhile
+    noted, lost, findings = _read_manifests(Manifests(lake), last)
     shown = {path: name for path in files if (name := table.shown(path)) != path}
     oddities = list(table.oddities())
     odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
@@ -238,41 +235,52 @@ def _list_lake(lake: Path, table: Table) -> Listing:
     return Listing(findings, files, noted, lost, shown, bounds, odd, notes)
 
 
-def _folded(lake: Path, manifests: Manifests, findings: list[Finding]) -> MergedManifest:
+def _read_manifests(
+    manifests: Manifests, last: Committed | None
+) -> tuple[list[tuple[str, LakeRange]], list[LostRange], list[Finding]]:
+    """Return the ranges in manifests with their files, the lost ranges, and damaged manifests."""
+    findings: list[Finding] = []
     try:
-        return manifests.folded()
+        names = manifests.names(last)
     except LakeError as error:
-        path = max((lake / HIDDEN / "folded").glob("*.json"))
-        findings.append(Finding("damaged", _why(error), str(path.relative_to(lake))))
-        return MergedManifest(batches=int(path.stem))
-
-
-def _why(error: LakeError) -> str:
-    """Return the reason without the file and the advice: the finding names the file."""
-    return f"it cannot be read: {str(error).partition('(')[2].rpartition('): ')[0] or error}"
-
-
-def _read_manifest(
-    lake: Path, manifests: Manifests, number: int, crc: str | None
-) -> Manifest | Finding:
-    path = manifests.path(number)
-    file = str(path.relative_to(lake))
+        assert last is not None
+        return [], [], [_finding(error, manifests.path(last))]
+    merged = MergedManifest()
     try:
-        found = manifests.read(number)
-        files = {one.file for one in found.ranges}
-        if files and not 0 <= min(files) <= max(files) < len(found.files):
-            raise LakeError("a range is in a file that it does not name")
+        merged = manifests.read_merged(names.merged)
     except LakeError as error:
-        if path.exists():
-            return Finding("damaged", _why(error), file)
-        return Finding("missing", f"the file is gone, the manifest of batch {number}", file)
-    if crc is not None and crc != str(found.crc):
-        return Finding("damaged", f"it differs from the commit of batch {number}", file)
-    return found
+        findings.append(_finding(error, f"{HIDDEN}/{names.merged}"))
+    # A merged manifest does not say which files hold its ranges.
+    noted = [("", one) for one in merged.ranges]
+    lost = list(merged.lost)
+    for name in names.single:
+        try:
+            found = manifests.read(name)
+            noted += [(_file_of(found, one), one) for one in found.ranges]
+            lost += found.lost
+        except LakeError as error:
+            findings.append(_finding(error, manifests.path(name)))
+    return noted, lost, findings
+
+
+def _file_of(manifest: Manifest, one: LakeRange) -> str:
+    if not 0 <= one.file < len(manifest.files):
+        raise LakeError("a range is in a file that it does not name")
+    return manifest.files[one.file].path
+
+
+def _finding(error: LakeError, path: str) -> Finding:
+    """Return the damage of a manifest, without the file and the advice in the error."""
+    if isinstance(error, StorageError):
+        raise error
+    if isinstance(error, MissingManifestError):
+        return Finding("missing", "the file is gone, a manifest of the table", path)
+    reason = str(error).partition("(")[2].rpartition("): ")[0] or error
+    return Finding("damaged", f"it cannot be read: {reason}", path)
 
 
 def _file_works(
-    lake: Path, listing: Listing, paths: Iterable[str], topics: Sequence[str], log: LogAccount
+    lake: Storage, listing: Listing, paths: Iterable[str], topics: Sequence[str], log: LogAccount
 ) -> list[FileWork]:
     """Describe the checks of these files, each with the ranges where the log has the file's records."""
     noted: dict[str, list[LakeRange]] = defaultdict(list)
@@ -280,7 +288,7 @@ def _file_works(
         noted[path].append(one)
     works = []
     for path in paths:
-        ranges = noted[path] or known_ranges(lake / path)
+        ranges = noted[path] or known_ranges(lake.file(path))
         if topics and ranges and not any(one.topic in topics for one in ranges):
             continue
         wanted = {
@@ -291,7 +299,7 @@ def _file_works(
         }
         shown = listing.shown.get(path, "")
         size, bounds = listing.files[path], listing.bounds.get(path, {})
-        works.append(FileWork(str(lake), path, shown, size, bounds, log.place, tuple(wanted)))
+        works.append(FileWork(lake, path, shown, size, bounds, log.place, tuple(wanted)))
     return works
 
 

@@ -1,50 +1,41 @@
 """The job `dedupe`: writes the rows of a lake without duplicates, as a Delta table.
 
-    tasks stage keys ─▶ tasks decide by bucket ─▶ tasks write the kept rows ─▶ note ─▶ commit
+    one Spark job (`tasks.py`): stage keys ─▶ decide by bucket ─▶ write the kept rows; then note ─▶ commit
 
 A run reads the lake's records after the offsets that the last run has covered. So changes of the lake's files
 do not matter, and many small runs have the same result as a large one. Nothing counts before the commit. The
 next run removes the files that a killed run has left.
 """
 
-from collections.abc import Sequence
+import pickle
 from contextlib import closing
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import NamedTuple
 
 import pyarrow as pa
 
 from headrace.config.pipeline import DedupeOptions
 from headrace.errors import OptionError
-from headrace.lake.deduped import Bucket, DedupedTable, RunNote, note_path
+from headrace.lake.deduped import DedupedTable, RunNote, note_path
 from headrace.lake.files.writing import WrittenFile
-from headrace.lake.format import LakeError, Shape
-from headrace.lake.manifests import HIDDEN, Manifests
-from headrace.lake.table import Lock, Table, open_table
-from headrace.pipeline.dedupe.keys import Key, KeyKind, bucket_count, joined_buckets, parse_path
+from headrace.lake.format import LakeError, Positions, Shape
+from headrace.lake.storage.storage import Storage, storage_of
+from headrace.lake.table import open_table
+from headrace.pipeline.dedupe.keys import Key, KeyKind, bucket_count, new_secret, parse_path
 from headrace.pipeline.dedupe.tasks import (
-    DecidedKeys,
+    DecidedBucket,
     DecideWork,
-    DedupeStaged,
-    DedupeStageWork,
+    DedupeFile,
     Input,
+    StageWork,
     WriteWork,
     decide_bucket,
     stage,
-    write_part,
+    write_files,
 )
-from headrace.pipeline.job import (
-    EXPORT_APP,
-    JobArguments,
-    check_apart,
-    groups,
-    job,
-    make_writable,
-    share_of,
-    topics_of,
-)
-from headrace.pipeline.tasks import JobError, Progress, TaskRunner, by_number, staging
+from headrace.pipeline.job import JobArguments, groups, job, list_lake, part_of, topics_of
+from headrace.pipeline.tasks import JobError, Step, TaskRunner
 from headrace.reader.planning import TopicSelection
 
 
@@ -78,27 +69,30 @@ def dedupe(given: DedupeArguments) -> DedupeSummary:
     wanted = topics_of(given.topics, given.pattern)
     key = key_of(given.key, given.json_path, payload=given.payload)
     window_ms = window_of(given.window_s)
-    source, directory = Path(given.lake).absolute(), Path(given.into).absolute()
-    check_apart(source, directory)
+    source = storage_of(given.lake, given.storage_options, given.catalog_options)
+    into = storage_of(given.into, given.storage_options)
+    source.check_apart(into)
     table = open_table(source)
     check_column(key, table.shape, source)
-    check_topics(wanted, source, table)
+    check_topics(wanted, source)
     settings = Settings(table.id, key, window_ms)
     # Rows are the same as in the lake, but the table is always partitioned by date only.
     shape = table.shape._replace(by_topic=False)
-    found = DedupedTable.open(directory, shape)
-    settings.check(directory, found.last() if found else None)
+    found = DedupedTable.open(into, shape)
+    settings.check(into, found.last() if found else None)
     with closing(given.task_runner("dedupe")) as runner:
         if found is None:
             runner.start()  # a failure here happens before anything is written
-        make_writable(directory)
-        with Lock(directory / HIDDEN, "dedupe"):
-            made = DedupedTable.open(directory, shape) or DedupedTable.make(directory, shape)
+        into.prepare()
+        with into.lock("dedupe"):
+            made = DedupedTable.open(into, shape) or DedupedTable.make(into, shape)
             # The previous holder of the lock may have committed another run.
             last = made.last()
-            settings.check(directory, last)
+            settings.check(into, last)
             run = _Dedupe(
                 given=given,
+                source=source,
+                into=into,
                 topics=wanted,
                 shape=shape,
                 table=made,
@@ -106,7 +100,7 @@ def dedupe(given: DedupeArguments) -> DedupeSummary:
                 settings=settings,
                 runner=runner,
             )
-            return run.run(table.files())
+            return run.run(*list_lake(source))
 
 
 # Arguments
@@ -136,26 +130,26 @@ def window_of(window_s: float | None) -> int | None:
     return int(window_s * 1000)
 
 
-def check_column(key: Key, shape: Shape, lake: Path) -> None:
+def check_column(key: Key, shape: Shape, lake: Storage) -> None:
     if key.kind is not KeyKind.COLUMN or key.name == "payload":
         return
     if key.name not in shape.decoded.names:
         names = ", ".join(["payload", *shape.decoded.names])
         raise LakeError(
-            f"{lake} has no column {key.name!r} that could identify rows: use one of {names}"
+            f"{lake.address} has no column {key.name!r} that could identify rows: use one of {names}"
         )
     kind = shape.decoded.field(key.name).type
     if pa.types.is_nested(kind):
         raise LakeError(f"column {key.name!r} holds nested values: name one of a plain type")
 
 
-def check_topics(topics: TopicSelection, lake: Path, table: Table) -> None:
+def check_topics(topics: TopicSelection, lake: Storage) -> None:
     if not topics.names:
         return
-    known = Manifests(lake).reach(table.last(EXPORT_APP)).ends
+    _, known = list_lake(lake)
     for name in topics.names:
         if name not in known:
-            raise JobError(f"there is no topic {name!r} in {lake}")
+            raise JobError(f"there is no topic {name!r} in {lake.address}")
 
 
 class Settings(NamedTuple):
@@ -165,15 +159,15 @@ class Settings(NamedTuple):
     key: Key
     window_ms: int | None
 
-    def check(self, directory: Path, last: RunNote | None) -> None:
+    def check(self, into: Storage, last: RunNote | None) -> None:
         if last is None:
             return
         if last.lake != self.lake:
-            raise LakeError(f"{directory} has the rows of another lake: name another directory")
+            raise LakeError(f"{into.address} has the rows of another lake: name another directory")
         if (last.key, last.window_ms) != (self.key.text, self.window_ms):
             raise LakeError(
-                f"{directory} was made with the key {last.key} and {_window_text(last.window_ms)}, not with "
-                f"{self.key.text} and {_window_text(self.window_ms)}: name another directory"
+                f"{into.address} was made with the key {last.key} and {_window_text(last.window_ms)}, "
+                f"not with {self.key.text} and {_window_text(self.window_ms)}: name another directory"
             )
 
 
@@ -184,10 +178,20 @@ def _window_text(window_ms: int | None) -> str:
 # A run
 
 
+class _Found(NamedTuple):
+    """Results of the tasks of a run."""
+
+    files: list[DedupeFile]
+    buckets: list[DecidedBucket]
+    written: list[WrittenFile]
+
+
 class _Dedupe:
     def __init__(
         self,
         given: DedupeArguments,
+        source: Storage,
+        into: Storage,
         topics: TopicSelection,
         shape: Shape,
         table: DedupedTable,
@@ -195,148 +199,132 @@ class _Dedupe:
         settings: Settings,
         runner: TaskRunner,
     ) -> None:
-        self._into, self._shape, self._table = Path(given.into).absolute(), shape, table
+        self._into, self._shape, self._table = into, shape, table
         self._settings, self._task_bytes, self._points = settings, given.task_bytes, given.points
         self._runner, self._progress = runner, given.progress
         self._last = last
         self._number = last.number + 1 if last else 0
-        note = str(note_path(self._into, last)) if last else ""
-        self._input = Input(str(Path(given.lake).absolute()), topics, note)
-        self._staging = ""
-        self._total = 0
-        """Size of the lake's files that this run reads."""
+        self._covered = last.ends if last else {}
+        self._before = last.buckets if last else ()
+        self._secret = last.secret if last else new_secret()
+        self._input = Input(source, topics, into.file(note_path(last)) if last else None)
 
-    def run(self, files: dict[str, int]) -> DedupeSummary:
+    def run(self, files: dict[str, int], ends: Positions) -> DedupeSummary:
+        new_ends = {
+            topic: end
+            for topic, end in ends.items()
+            if self._input.topics.matches(topic) and end.offset > self._covered.get(topic, 0)
+        }
         done = set(self._last.done if self._last else ())
         # File names begin with the date and contain the number of the batch that wrote the file.
         new = {name: files[name] for name in sorted(files.keys() - done)}
-        with staging(self._into) as place:
-            self._staging = str(place)
-            self._total = sum(new.values())
-            return self._run(new, done & files.keys())
-
-    def _run(self, new: dict[str, int], done: set[str]) -> DedupeSummary:
-        staged = self._stage(new)
-        self._points.here("staged")
-        if not any(one.ends for one in staged):
-            return self._summary([], {}, [])
-        before = self._last.buckets if self._last else ()
-        rows = sum(one.rows for one in staged) + sum(one.keys for one in before)
-        count = bucket_count(rows, len(before))
-        decided = self._decide(staged, before, count)
-        self._points.here("decided")
-        written = self._write(list(new), staged, decided)
+        buckets = self._buckets(new_ends)
+        found = self._tasks(new, buckets) if new_ends else _Found([], [], [])
+        if not any(file.rows for file in found.files):
+            return self._summary(found, 0)
         self._points.here("written")
-        summary = self._summary(staged, decided, written)
-        buckets = [
-            decided[place].bucket if place in decided else before[place] for place in range(count)
-        ]
-        note = self._note(staged, done, buckets)
-        if not self._table.commit(note, written, self._points.here):
+        if {file.name for file in found.files} != new.keys():
+            raise JobError("tasks have not read all files: this is an internal error")
+        summary = self._summary(found, len(new_ends))
+        done = {*(done & files.keys()), *(file.name for file in found.files if file.is_done)}
+        note = self._note(new_ends, done, buckets, found.buckets)
+        if not self._table.commit(note, found.written, self._points.here):
             raise LakeError(
-                f"another dedupe writes to {self._into}: it has committed run {note.number}"
+                f"another dedupe writes to {self._into.address}: it has committed run {note.number}"
             )
         self._points.here("committed")
         self._table.sweep(note)
         self._points.here("swept")
         return summary
 
-    def _part(self, first: float, last: float) -> Progress | None:
-        return share_of(self._progress, self._total, first, last)
+    def _buckets(self, ends: Positions) -> int:
+        """Return the number of buckets for the new records and the known keys."""
+        rows = sum(one.keys for one in self._before)
+        for topic, end in ends.items():
+            # The number of new records follows from the average size of all records of the topic.
+            new_bytes = end.offset - self._covered.get(topic, 0)
+            rows += end.ordinal * new_bytes // end.offset
+        return bucket_count(rows, len(self._before))
 
-    def _stage(self, new: dict[str, int]) -> list[DedupeStaged]:
-        numbers = {name: number for number, name in enumerate(new)}
+    def _tasks(self, new: dict[str, int], buckets: int) -> _Found:
         works = [
-            DedupeStageWork(
+            StageWork(
                 input=self._input,
-                staging=self._staging,
                 task=task,
-                files=[(numbers[name], name) for name in some],
+                files=files,
                 key=self._settings.key,
+                secret=self._secret,
+                buckets=buckets,
+                divides=task == 0 and buckets != len(self._before),
                 points=self._points,
             )
-            for task, some in enumerate(groups(new, new.__getitem__, self._task_bytes))
+            for task, files in enumerate(groups(new, new.__getitem__, self._task_bytes))
         ]
-        return self._runner.run(works, stage, self._part(0.0, 0.5))
+        deciding = DecideWork(
+            into=self._into,
+            number=self._number,
+            buckets=buckets,
+            known=self._before,
+            tasks=len(works),
+            window_ms=self._settings.window_ms,
+            points=self._points,
+        )
+        writing = WriteWork(
+            input=self._input,
+            into=self._into,
+            number=self._number,
+            shape=self._shape,
+            task_bytes=self._task_bytes,
+            points=self._points,
+        )
+        total = sum(new.values())
+        letters = self._runner.exchange(
+            works,
+            stage,
+            [
+                Step(buckets, partial(decide_bucket, deciding)),
+                Step(len(works), partial(write_files, writing)),
+            ],
+            part_of(self._progress, done=0, size=total, total=total),
+        )
+        results = [pickle.loads(letter.data) for letter in letters]
+        return _Found(
+            [one for one in results if isinstance(one, DedupeFile)],
+            [one for one in results if isinstance(one, DecidedBucket)],
+            [one for one in results if isinstance(one, WrittenFile)],
+        )
 
-    def _decide(
-        self, staged: list[DedupeStaged], before: Sequence[Bucket], count: int
-    ) -> dict[int, DecidedKeys]:
-        """Return the decisions by bucket, without buckets that do not change."""
-        found = by_number((one.path, joined_buckets(one.batches, count)) for one in staged)
-        # If there are more buckets than before, the keys of all buckets are divided again.
-        touched = sorted(found) if len(before) == count else range(count)
-        works = [
-            DecideWork(
-                into=str(self._into),
-                staging=self._staging,
-                number=self._number,
-                bucket=bucket,
-                buckets=count,
-                staged=found.get(bucket, []),
-                known=before[bucket % len(before)].path if before else "",
-                window_ms=self._settings.window_ms,
-                points=self._points,
-            )
-            for bucket in touched
-        ]
-        decided = self._runner.run(works, decide_bucket, self._part(0.5, 0.6))
-        return dict(zip(touched, decided, strict=True))
-
-    def _write(
-        self, names: list[str], staged: list[DedupeStaged], decided: dict[int, DecidedKeys]
-    ) -> list[WrittenFile]:
-        dropped = by_number((one.path, one.batches) for one in decided.values())
-        numbers = {names[number]: number for one in staged for number in one.bytes}
-        sizes = {names[number]: size for one in staged for number, size in one.bytes.items()}
-        works = [
-            WriteWork(
-                input=self._input,
-                into=str(self._into),
-                number=self._number,
-                task=task,
-                files=[(name, dropped.get(numbers[name], [])) for name in some],
-                shape=self._shape,
-                points=self._points,
-            )
-            for task, some in enumerate(groups(sorted(sizes), sizes.__getitem__, self._task_bytes))
-        ]
-        results = self._runner.run(works, write_part, self._part(0.6, 1.0))
-        return [one for some in results for one in some]
-
-    def _note(self, staged: list[DedupeStaged], done: set[str], buckets: list[Bucket]) -> RunNote:
-        ends = dict(self._last.ends) if self._last else {}
-        for one in staged:
-            ends |= {topic: max(end, ends.get(topic, 0)) for topic, end in one.ends.items()}
+    def _note(
+        self, ends: Positions, done: set[str], buckets: int, decided: list[DecidedBucket]
+    ) -> RunNote:
+        # Buckets without new rows stay as they are. If their number changes, all are decided.
+        known = dict(enumerate(self._before)) if buckets == len(self._before) else {}
+        known |= {one.number: one.bucket for one in decided}
         return RunNote(
             number=self._number,
             lake=self._settings.lake,
             key=self._settings.key.text,
+            secret=self._secret,
             window_ms=self._settings.window_ms,
-            ends=ends,
-            done=tuple(sorted(done.union(*(one.done for one in staged)))),
-            buckets=tuple(buckets),
+            ends=self._covered | {topic: end.offset for topic, end in ends.items()},
+            done=tuple(sorted(done)),
+            buckets=tuple(known[number] for number in range(buckets)),
         )
 
-    def _summary(
-        self,
-        staged: list[DedupeStaged],
-        decided: dict[int, DecidedKeys],
-        written: list[WrittenFile],
-    ) -> DedupeSummary:
-        rows = sum(one.rows for one in staged)
-        kept = sum(one.rows for one in written)
-        dropped = sum(one.dropped for one in decided.values())
+    def _summary(self, found: _Found, topics: int) -> DedupeSummary:
+        rows = sum(file.rows for file in found.files)
+        kept = sum(one.rows for one in found.written)
+        dropped = sum(one.dropped for one in found.buckets)
         if rows != kept + dropped:
             raise JobError(
                 f"of {rows} rows, {kept} were written and {dropped} dropped: this is an internal error"
             )
         return DedupeSummary(
-            into=str(self._into),
+            into=self._into.address,
             rows=rows,
             kept=kept,
             dropped=dropped,
-            without_key=sum(one.without_key for one in staged),
-            topics=len({topic for one in staged for topic in one.ends}),
-            files=len(written),
+            without_key=sum(file.without_key for file in found.files),
+            topics=topics,
+            files=len(found.written),
         )

@@ -9,28 +9,26 @@ again, and continues after it. The table never names files of attempts that were
 
 import logging
 import time
-import uuid
 from collections.abc import Callable, Collection, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 from headrace.config.pipeline import ExportOptions
 from headrace.lake.files.writing import WrittenFile
-from headrace.lake.format import CRC_KEY, File, LakeError, LostRange, Manifest, Positions
-from headrace.lake.manifests import HIDDEN, Manifests, Reach
-from headrace.lake.table import Lock, Table, find_table, make_table
+from headrace.lake.format import Committed, File, LakeError, LostRange, Manifest, Positions
+from headrace.lake.manifests import Manifests, Reach
+from headrace.lake.storage.storage import LakeFile, Storage, storage_of
+from headrace.lake.table import Table, find_table, make_table
 from headrace.model import LAKE_READER, LAKE_START_READER, Position, Span
 from headrace.pipeline.export import plan as export_plan
 from headrace.pipeline.export.plan import Begin, ExportPlan
-from headrace.pipeline.export.task import ExportWork, Probe, probe, shape_of, write_part
+from headrace.pipeline.export.task import ExportWork, check_shared, shape_of, write_part
 from headrace.pipeline.job import (
     EXPORT_APP,
     JobArguments,
     job,
-    make_writable,
     part_of,
     source_of,
     topics_of,
@@ -89,10 +87,10 @@ def export(given: ExportArguments) -> ExportSummary:
     )._replace(verify=not given.skip_lost)
     shape = shape_of(given.decode, given.schema, by_topic=bool(given.by_topic))
     told = parse_place(given.url, given.token) if given.url else None
-    directory = Path(given.lake).absolute()
-    find = partial(find_table, directory, given.format, shape, any_partition=given.by_topic is None)
+    storage = storage_of(given.lake, given.storage_options, given.catalog_options)
+    find = partial(find_table, storage, given.format, shape, any_partition=given.by_topic is None)
     table = find()
-    manifests = Manifests(directory)
+    manifests = Manifests(storage)
     with closing(open_log(source.place)) as log:
         states = export_plan.find_kept(log, wanted)
         last = table.last(EXPORT_APP) if table is not None else None
@@ -102,23 +100,26 @@ def export(given: ExportArguments) -> ExportSummary:
                 raise JobError(f"there is no topic {name!r} to export")
         if given.once and given.pattern and not (states or any(map(wanted.matches, reach.ends))):
             raise JobError(f"no topic matches {given.pattern!r}")
-        check = partial(_check_cursors, None if given.take_over else told, directory, states.keys())
+        check = partial(
+            _check_cursors, None if given.take_over else told, storage.address, states.keys()
+        )
         with closing(given.task_runner("export")) as runner:
             if table is None:
                 check(reach.ends)  # before anything is written
                 runner.start()
                 # Starting Spark takes time, and short-lived topics may have come and gone meanwhile.
                 states |= export_plan.find_kept(log, wanted)
-            make_writable(directory)
-            with Lock(directory / HIDDEN, "export"):
+            storage.prepare()
+            with storage.lock("export"):
                 # The previous holder of the lock may have committed more batches.
-                table = find() or make_table(directory, given.format, shape)
+                table = find() or make_table(storage, given.format, shape)
                 if (now := table.last(EXPORT_APP)) != last:
                     last, reach = now, manifests.reach(now)
                 cursors = JobCursors(told) if told is not None else None
                 with closing(cursors) if cursors is not None else nullcontext():
                     batches = _Export(
                         given=given,
+                        storage=storage,
                         source=source,
                         log=log,
                         table=table,
@@ -137,7 +138,7 @@ def export(given: ExportArguments) -> ExportSummary:
 
 
 def _check_cursors(
-    told: LogLocation | None, lake: Path, names: Collection[str], ends: Positions
+    told: LogLocation | None, lake: str, names: Collection[str], ends: Positions
 ) -> None:
     """Raise LakeError if the server's cursors are those of another lake.
 
@@ -162,6 +163,7 @@ class _Export:
     def __init__(
         self,
         given: ExportArguments,
+        storage: Storage,
         source: SourceOptions,
         log: LogView,
         table: Table,
@@ -170,7 +172,7 @@ class _Export:
         cursors: "JobCursors | None",
         runner: TaskRunner,
     ) -> None:
-        self._lake, self._source, self._log = Path(given.lake).absolute(), source, log
+        self._storage, self._source, self._log = storage, source, log
         self._table, self._manifests, self._cursors = table, manifests, cursors
         self._runner, self._progress, self._points = runner, given.progress, given.points
         self._stop, self._skip_lost = given.stop, given.skip_lost
@@ -183,8 +185,8 @@ class _Export:
         """Topics that ended while this batch was written; they may have lost more records than planned."""
         self._warned_s = -_SAID_EVERY_S
         self._probed = False
-        self._number = 0
-        """Number of the next batch."""
+        self._last: Committed | None = None
+        """The last batch."""
         self._total = 0
         """Number of the log's bytes that are exported or known to follow."""
         self._batches = self._records = self._bytes = self._files = self._lost = 0
@@ -193,7 +195,7 @@ class _Export:
     @property
     def summary(self) -> ExportSummary:
         return ExportSummary(
-            lake=str(self._lake),
+            lake=self._storage.address,
             batches=self._batches,
             records=self._records,
             bytes=self._bytes,
@@ -212,7 +214,9 @@ class _Export:
 
     def run_on(self, every_s: float) -> None:
         """Export until `stop` returns True. If the server is away, for example to restart, wait for it."""
-        logger.info("keeping %s up to date, with a batch every %g s", self._lake, every_s)
+        logger.info(
+            "keeping %s up to date, with a batch every %g s", self._storage.address, every_s
+        )
         is_away, said_s = False, time.monotonic()
         while not self._stop():
             begun_s = time.monotonic()
@@ -292,13 +296,13 @@ class _Export:
     # One batch
 
     def _batch(self, plan: ExportPlan) -> None:
-        number = self._number
+        number = 0 if self._last is None else self._last.number + 1
         self._points.here("planned")
         self._probe()
         works = [
             ExportWork(
                 place=self._source.place,
-                lake=str(self._lake),
+                storage=self._storage,
                 number=number,
                 task=task,
                 ranges=part,
@@ -314,17 +318,17 @@ class _Export:
         files = [one for some in results for one in some]
         self._points.here("written")
         manifest = self._manifest(number, plan, files)
-        self._manifests.write(manifest)
+        written = self._manifests.write(manifest)
         self._points.here("noted")
-        if not self._table.commit(EXPORT_APP, number, files, {CRC_KEY: str(manifest.crc)}):
+        if not self._table.commit(EXPORT_APP, number, files, manifest.crc):
             raise LakeError(
-                f"another export writes to {self._lake}: it has committed batch {number}"
+                f"another export writes to {self._storage.address}: it has committed batch {number}"
             )
         self._points.here("committed")
-        self._verify(manifest, files)
+        self._verify(written, files)
         self._points.here("verified")
         # From here on the batch counts, even if the server cannot be told now.
-        self._number += 1
+        self._last = written
         self._ends |= plan.end
         self._count(plan, manifest)
         gone = self._over | self._gone | self._ended_meanwhile
@@ -335,12 +339,7 @@ class _Export:
         """Check that executors see the lake before anything is written: they may be on other machines."""
         if self._probed:
             return
-        made = self._lake / HIDDEN / f"probe-{uuid.uuid4().hex}"
-        made.touch()
-        try:
-            self._runner.run([Probe(str(self._lake), made.name)], probe)
-        finally:
-            made.unlink(missing_ok=True)
+        check_shared(self._storage, self._runner)
         self._probed = True
 
     def _manifest(self, number: int, plan: ExportPlan, files: list[WrittenFile]) -> Manifest:
@@ -352,6 +351,7 @@ class _Export:
         self._ended_meanwhile.clear()
         if lost:
             self._check_missing(plan, lost)
+        before = self._manifests.predecessors(self._last)
         return Manifest(
             number=number,
             start=plan.start,
@@ -359,6 +359,8 @@ class _Export:
             files=tuple(File(one.path, one.bytes, one.rows) for one in files),
             ranges=tuple(ranges),
             lost=(*plan.lost, *lost),
+            merged=before.merged,
+            since=before.since,
         )
 
     def _check_missing(self, plan: ExportPlan, lost: Sequence[LostRange]) -> None:
@@ -373,40 +375,32 @@ class _Export:
             raise LakeError(export_plan.lost_sentence(gone))
         raise JobError(f"tasks have not written all planned records: {kept[0]}")
 
-    def _verify(self, manifest: Manifest, files: list[WrittenFile]) -> None:
+    def _verify(self, written: Committed, files: list[WrittenFile]) -> None:
         """Check that the commit is what was written and is on disk: only then may the log delete it."""
+        last = self._table.last(EXPORT_APP)
+        if last is None or last.number < written.number:
+            raise LakeError(
+                f"{self._storage.address} no longer has batch {written.number}, which was just committed"
+            )
         live = self._table.files()
         for one in files:
             # A file that is not live was already compacted, and the compaction has checked it.
             if live.get(one.path, one.bytes) != one.bytes:
                 raise LakeError(
-                    f"{self._lake / one.path} has another size on disk than in the table"
+                    f"{self._storage.file(one.path)} has another size on disk than in the table"
                 )
             if one.path in live:
-                _check_size(self._lake / one.path, one.bytes)
-        noted = (self._table.notes(manifest.number) or {}).get(CRC_KEY)
-        if noted != str(manifest.crc):
-            raise LakeError(f"another job has committed batch {manifest.number} of {self._lake}")
-        if self._manifests.read(manifest.number) != manifest:
-            # An export on another machine has overwritten our manifest, but lost the race for the commit.
-            self._manifests.write(manifest)
+                _check_size(self._storage.file(one.path), one.bytes)
 
-    def check_last(self, last: int | None) -> None:
+    def check_last(self, last: Committed | None) -> None:
         """Check the last batch again: its export may have been killed between commit and check."""
+        self._last = last
         if last is None:
             return
-        self._number = last + 1
-        manifest = self._manifests.read(last)
-        noted = (self._table.notes(last) or {}).get(CRC_KEY)
-        if noted is not None and noted != str(manifest.crc):
-            raise LakeError(
-                f"{self._lake}: the manifest of batch {last} differs from its commit, because two exports "
-                "wrote at the same time: export to a new directory"
-            )
         live = self._table.files()
-        for one in manifest.files:
+        for one in self._manifests.read(last).files:
             if one.path in live:
-                _check_size(self._lake / one.path, one.bytes)
+                _check_size(self._storage.file(one.path), one.bytes)
         self._table.sync()
 
     def _count(self, plan: ExportPlan, manifest: Manifest) -> None:
@@ -434,13 +428,13 @@ class _Export:
         )
 
 
-def _check_size(path: Path, size: int) -> None:
+def _check_size(file: LakeFile, size: int) -> None:
     try:
-        found = path.stat().st_size
+        found = file.size()
     except FileNotFoundError:
-        raise LakeError(f"{path} is missing, but the table names it: restore it") from None
+        raise LakeError(f"{file} is missing, but the table names it: restore it") from None
     if found != size:
-        raise LakeError(f"{path} has {found} bytes instead of {size}: restore it")
+        raise LakeError(f"{file} has {found} bytes instead of {size}: restore it")
 
 
 _POSITIONS_AT_ONCE = 1000

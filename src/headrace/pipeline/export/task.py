@@ -6,8 +6,7 @@ another kind, the decoded columns are null. Its row still has the payload itself
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing
-from pathlib import Path
+from contextlib import closing, suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -18,9 +17,9 @@ from headrace.errors import OptionError
 from headrace.lake.columns import parse_columns
 from headrace.lake.files.writing import FileLayout, RecordRows, Writer, WrittenFile
 from headrace.lake.format import DATE, SCHEMA, Shape
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.storage.storage import HIDDEN, Storage
 from headrace.pipeline.job import Points
-from headrace.pipeline.tasks import NotSharedError
+from headrace.pipeline.tasks import NotSharedError, TaskRunner
 from headrace.reader.decode import DamageError, DecodedRecords, decode, to_batch
 from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, open_log
 from headrace.spark.columns import columns_of, envelope_of
@@ -28,7 +27,7 @@ from headrace.spark.columns import columns_of, envelope_of
 
 class ExportWork(NamedTuple):
     place: LogLocation
-    lake: str
+    storage: Storage
     number: int
     """Number of the batch."""
     task: int
@@ -43,7 +42,7 @@ class ExportWork(NamedTuple):
 def write_part(work: ExportWork) -> list[WrittenFile]:
     # A task that Spark repeats writes its own files: only files that the driver learns of count.
     name = f"{work.number:08}-{uuid.uuid4().hex[:12]}-{work.task:04}"
-    writer = Writer(Path(work.lake), name, work.shape, work.layout)
+    writer = Writer(work.storage, name, work.shape, work.layout)
     decoding = Decoding(work.shape)
     with closing(open_log(work.place)) as log:
         log.expect(work.ranges)
@@ -88,27 +87,54 @@ def _rows(records: DecodedRecords, shape: Shape, decoding: "Decoding") -> Record
     )
 
 
+# Shared storage
+
+_ASKED, _ANSWERED = b"asked", b"answered"
+
+
 class Probe(NamedTuple):
-    lake: str
-    name: str
-    """Name of a file that the driver has made in the lake's hidden directory."""
+    storage: Storage
+    path: str
+    """Path of a file that the driver has created."""
+
+    @property
+    def answer(self) -> str:
+        return f"{self.path}-task"
+
+
+def check_shared(storage: Storage, runner: TaskRunner) -> None:
+    """Raise NotSharedError unless driver and tasks see each other's files."""
+    work = Probe(storage, f"{HIDDEN}/probe-{uuid.uuid4().hex}")
+    try:
+        storage.create(work.path, _ASKED)
+        runner.run([work], probe)
+        if _read(storage, work.answer) != _ANSWERED:
+            raise _not_shared(storage)
+    finally:
+        storage.delete([work.path, work.answer])
 
 
 def probe(work: Probe) -> None:
-    """Raise NotSharedError unless a task can write to the same directory as the driver."""
-    hidden = Path(work.lake) / HIDDEN
-    if not (hidden / work.name).exists():
-        raise NotSharedError(
-            f"{work.lake} is another directory for Spark's executors than here: name one on shared storage"
-        )
-    made = hidden / f"{work.name}-task"
+    if _read(work.storage, work.path) != _ASKED:
+        raise _not_shared(work.storage)
     try:
-        made.touch()
-        made.unlink()
+        work.storage.create(work.answer, _ANSWERED)
     except OSError as error:
         raise NotSharedError(
-            f"{work.lake} cannot be written to by Spark's executors: {error.strerror}"
+            f"{work.storage.address} cannot be written to by Spark's executors: {error.strerror}"
         ) from None
+
+
+def _read(storage: Storage, path: str) -> bytes:
+    with suppress(FileNotFoundError):
+        return storage.read(path)
+    return b""
+
+
+def _not_shared(storage: Storage) -> NotSharedError:
+    return NotSharedError(
+        f"{storage.address} is another directory for Spark's executors than here: name one on shared storage"
+    )
 
 
 # Decoded columns

@@ -15,7 +15,6 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -26,6 +25,7 @@ from headrace.config.pipeline import Moment, ReplayOptions
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.files.reading import StoredRange, files_of, pieces_of, read_piece
 from headrace.lake.format import LakeError, RecordRange
+from headrace.lake.storage.storage import Storage, storage_of
 from headrace.lake.table import open_table
 from headrace.model import RECORD_HEADER_BYTES, check_publish_topic, check_topic_name, is_reserved
 from headrace.pipeline.job import JobArguments, job, part_of
@@ -93,18 +93,18 @@ def replay(given: ReplayArguments) -> ReplaySummary:
     )
     _check(wanted)
     place = parse_place(given.url, given.token)
-    directory = Path(given.lake).absolute()
-    table = open_table(directory)
+    storage = storage_of(given.lake, given.storage_options, given.catalog_options)
+    table = open_table(storage)
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:
         files = files_of(table, given.topic, 0)
         works = [
             files[first : first + _FILES_AT_ONCE] for first in range(0, len(files), _FILES_AT_ONCE)
         ]
-        looks = runner.run(works, partial(look, lake=directory, wanted=wanted))
+        looks = runner.run(works, partial(look, storage=storage, wanted=wanted))
         seen = [one for some in looks for one in some]
         if not seen:
-            raise JobError(f"there is no topic {given.topic!r} in {directory}")
-        found = stored_course(directory, wanted)
+            raise JobError(f"there is no topic {given.topic!r} in {storage.address}")
+        found = stored_course(storage, wanted)
         if found is None:
             found = course(
                 wanted=wanted,
@@ -116,10 +116,15 @@ def replay(given: ReplayArguments) -> ReplaySummary:
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
-                found = store_course(directory, wanted, found)
+                found = store_course(storage, wanted, found)
         producer = producer_of(table.id, wanted, found)
         replaying = _Replay(
-            given=given, lake=directory, place=place, runner=runner, course=found, producer=producer
+            given=given,
+            storage=storage,
+            place=place,
+            runner=runner,
+            course=found,
+            producer=producer,
         )
         return replaying.run(seen, http)
 
@@ -168,7 +173,7 @@ def _is_decided(http: HttpClient, producer: str, number: int) -> bool:
 @dataclass
 class _Replay:
     given: ReplayArguments
-    lake: Path
+    storage: Storage
     place: LogLocation
     runner: TaskRunner
     course: Course
@@ -194,7 +199,7 @@ class _Replay:
                 some, part_of(self.given.progress, done=done, size=end - done, total=total)
             )
         return ReplaySummary(
-            lake=str(self.lake),
+            lake=self.storage.address,
             topic=self.given.topic,
             to=self.given.to,
             start=found.start,
@@ -207,7 +212,9 @@ class _Replay:
 
     def _replay(self, some: list[Cut], progress: Progress | None) -> None:
         topic, target = self.given.topic, self.given.to
-        task = partial(upload_cut, lake=self.lake, topic=topic, place=self.place, target=target)
+        task = partial(
+            upload_cut, storage=self.storage, topic=topic, place=self.place, target=target
+        )
         results = self.runner.run(some, task, progress)
         self.given.points.here("uploaded")
         for cut, uploaded in zip(some, results, strict=True):
@@ -234,10 +241,10 @@ class TopicFile(NamedTuple):
     until: int | None
 
 
-def look(names: list[str], *, lake: Path, wanted: Wanted) -> list[TopicFile]:
+def look(names: list[str], *, storage: Storage, wanted: Wanted) -> list[TopicFile]:
     found = []
     for name in names:
-        pieces = pieces_of([lake / name], wanted.topic)
+        pieces = pieces_of([storage.file(name)], wanted.topic)
         if pieces:
             since = _from_time(pieces, wanted.since_ms)
             until = _from_time(pieces, wanted.until_ms)
@@ -264,14 +271,16 @@ class UploadedCut(NamedTuple):
     bytes: int
 
 
-def upload_cut(cut: Cut, *, lake: Path, topic: str, place: LogLocation, target: str) -> UploadedCut:
+def upload_cut(
+    cut: Cut, *, storage: Storage, topic: str, place: LogLocation, target: str
+) -> UploadedCut:
     """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
     records = size = 0
 
     def blocks() -> Iterator[EncodedBlock]:
         nonlocal records, size
-        paths = [lake / name for name in cut.files]
-        for piece in pieces_of(paths, topic, cut.offset, cut.end):
+        files = map(storage.file, cut.files)
+        for piece in pieces_of(files, topic, cut.offset, cut.end):
             for payloads in _payloads(piece, cut.offset, cut.end):
                 for block in encode_batch(target, payloads):
                     size += len(block.records)
@@ -297,6 +306,6 @@ def _payloads(piece: StoredRange, offset: int, end: int) -> Iterator[pa.BinaryAr
         if at is None or at >= min(end, piece.range.end):
             return
     raise LakeError(
-        f"{piece.path}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
+        f"{piece.file}, topic {piece.range.topic!r}, offsets {piece.range.offset} to {piece.range.end}: rows "
         "are missing or out of order; run `headrace pipeline audit` to find all damage"
     )

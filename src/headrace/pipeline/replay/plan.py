@@ -7,19 +7,15 @@ The course of a replay is stored in the lake when it begins: a repeat does the s
 """
 
 import hashlib
-import os
-import uuid
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
-from headrace.lake.files.writing import make_directory, sync
 from headrace.lake.format import FORMAT, LakeError, RecordRange, decode_versioned
-from headrace.lake.manifests import HIDDEN
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage
 from headrace.model import legacy_name
 from headrace.pipeline.tasks import JobError
 
@@ -129,40 +125,31 @@ class _Note(msgspec.Struct):
     course: Course
 
 
-def stored_course(lake: Path, wanted: Wanted) -> Course | None:
-    path = _note_path(lake, wanted)
+def stored_course(storage: Storage, wanted: Wanted) -> Course | None:
+    note = _note(storage, wanted)
     try:
-        return decode_versioned(path.read_bytes(), _Note, str(path)).course
+        return decode_versioned(storage.read(note.path), _Note, str(note)).course
     except FileNotFoundError:
         return None
     except ValueError as error:
         raise LakeError(
-            f"{path} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
+            f"{note} is damaged ({error}): it is the note of this replay. Restore it, or replay under "
             "another name"
         ) from None
 
 
-def store_course(lake: Path, wanted: Wanted, course: Course) -> Course:
+def store_course(storage: Storage, wanted: Wanted, course: Course) -> Course:
     """Store the course durably, unless there is one already; return the stored course."""
-    path = _note_path(lake, wanted)
-    made = path.with_suffix(f".{uuid.uuid4().hex}")
+    data = msgspec.json.encode(_Note(FORMAT, wanted, course))
     try:
-        make_directory(path.parent)
-        made.write_bytes(msgspec.json.encode(_Note(FORMAT, wanted, course)))
-        sync(made)
+        # If another run stored its course at the same time, that one counts.
+        storage.create(_note(storage, wanted).path, data)
     except OSError as error:
-        raise LakeError(f"{lake} cannot be written to: {error.strerror}") from None
-    try:
-        os.link(made, path)
-    except FileExistsError:
-        pass  # another run stored its course at the same time
-    finally:
-        made.unlink()
-    sync(path.parent)
-    found = stored_course(lake, wanted)
+        raise LakeError(f"{storage.address} cannot be written to: {error.strerror}") from None
+    found = stored_course(storage, wanted)
     assert found is not None
     return found
 
 
-def _note_path(lake: Path, wanted: Wanted) -> Path:
-    return lake / HIDDEN / "replays" / f"{wanted.key}.json"
+def _note(storage: Storage, wanted: Wanted) -> LakeFile:
+    return storage.file(f"{HIDDEN}/replays/{wanted.key}.json")

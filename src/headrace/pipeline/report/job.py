@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 from headrace.config.pipeline import ReportOptions
 from headrace.errors import OptionError
 from headrace.lake.format import Positions, ranges_in
+from headrace.lake.storage.storage import LakeFile, Storage, storage_of
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
 from headrace.pipeline.job import JobArguments, job, list_lake, share_of, source_of, topics_of
 from headrace.pipeline.report import data as report_data
@@ -108,7 +109,10 @@ def report(given: ReportArguments) -> ReportSummary:
         data_dir=given.data_dir,
         task_bytes=_TASK_BYTES,
     )
-    out, json, lake = Path(given.out), Path(given.json or ""), str(given.lake)
+    out, json = Path(given.out), Path(given.json or "")
+    lake = (
+        storage_of(given.lake, given.storage_options, given.catalog_options) if given.lake else None
+    )
     if given.json and json.absolute() == out.absolute():
         raise OptionError("the page and the JSON cannot be the same file: name two files")
     paths = [out, json] if given.json else [out]
@@ -130,7 +134,7 @@ def report(given: ReportArguments) -> ReportSummary:
             counts,
             made_ms=int(time.time() * 1000),
             log=given.data_dir or given.url,
-            lake=lake or None,
+            lake=str(given.lake) or None,
             sizes_are_means=any(isinstance(work, LogWork) for work in works),
             server=server,
         )
@@ -157,7 +161,7 @@ class LogWork(NamedTuple):
 
 
 class LakeWork(NamedTuple):
-    lake: str
+    storage: Storage
     files: list[str]
     topics: TopicSelection
 
@@ -165,16 +169,15 @@ class LakeWork(NamedTuple):
 Work = LogWork | LakeWork
 
 
-def _works(source: SourceOptions, lake: str) -> tuple[list[Work], int]:
+def _works(source: SourceOptions, lake: Storage | None) -> tuple[list[Work], int]:
     """Return the works of tasks, and the number of bytes of log and lake that they cover."""
     works: list[Work] = []
     total = 0
     ends: Positions = {}
-    if lake:
-        root = Path(lake).absolute()
-        files, ends = list_lake(root)
+    if lake is not None:
+        files, ends = list_lake(lake)
         works += [
-            LakeWork(str(root), some, source.topics)
+            LakeWork(lake, some, source.topics)
             for some in groups(sorted(files), files.__getitem__, _TASK_BYTES)
         ]
         total += sum(files.values())
@@ -341,7 +344,7 @@ def _runs(work: Work, damaged: list[DamagedRange]) -> Iterator[Runs]:
     """Yield the runs of a work, and add the ranges that cannot be read to `damaged`."""
     if isinstance(work, LakeWork):
         for name in work.files:
-            yield from _runs_of_file(Path(work.lake, name), work.topics)
+            yield from _runs_of_file(work.storage.file(name), work.topics)
         return
     with closing(open_log(work.place)) as log:
         log.expect(work.ranges)
@@ -365,11 +368,11 @@ def _runs_of_range(log: LogView, wanted: LogRange, damaged: list[DamagedRange]) 
             rest = loss.rest
 
 
-def _runs_of_file(path: Path, topics: TopicSelection) -> Iterator[Runs]:
+def _runs_of_file(file: LakeFile, topics: TopicSelection) -> Iterator[Runs]:
     """Yield the runs of every range of a file. Its rows are in order; the last ends with the range."""
-    with pq.ParquetFile(path) as file:
-        ranges = ranges_in(file.metadata)
-        table = file.read(["offset", "timestamp"], use_threads=False)
+    with file.open() as content, pq.ParquetFile(content) as parquet:
+        ranges = ranges_in(parquet.metadata)
+        table = parquet.read(["offset", "timestamp"], use_threads=False)
     offsets = _numbers(table["offset"])
     ms = _numbers(table["timestamp"].cast(pa.timestamp("us", "UTC"))) // 1000
     row = 0

@@ -1,0 +1,160 @@
+"""Jobs on a real S3 server that are killed at every named point, or whose S3 server is killed."""
+
+import random
+import threading
+from contextlib import suppress
+
+import pytest
+
+from headrace.lake.format import LakeError
+from tests.fakes.s3_server import S3Server, forget_credentials
+from tests.pipeline.export.exporter import exporters
+from tests.pipeline.export.test_job import POINTS
+from tests.pipeline.meddling import Meddling
+from tests.pipeline.objects.stored import StoredLake
+from tests.pipeline.replay.replayed import payloads_of
+from tests.tools import TORTURE, takes_long
+
+
+@pytest.fixture
+def lake(server, bucket):
+    made = StoredLake(server, bucket)
+    made.publish()
+    return made
+
+
+def given_of(lake: StoredLake, job: str = "export", **more: object) -> dict[str, object]:
+    given = {"job": job, "lake": lake.bucket.url, "storage_options": lake.bucket.options}
+    if job == "export":
+        given |= {"pattern": lake.pattern, "url": lake.server.http_url}
+    return given | more
+
+
+def test_an_export_killed_at_every_point_exports_every_record_once(lake, tmp_path):
+    with exporters(tmp_path) as processes:
+        for number, point in enumerate(POINTS):
+            processes.kill_at(point, **given_of(lake, batch_bytes=2000))
+            if number % 2:
+                lake.publish(3)
+        processes.finish(**given_of(lake))
+        lake.check()
+        assert processes.finish(**given_of(lake))["batches"] == 0
+
+
+def test_a_compaction_killed_at_every_point_keeps_every_row(lake, tmp_path):
+    lake.export(batch_bytes=1000)
+    with exporters(tmp_path) as processes:
+        for point in ("merging", "merged", "committed", "swept"):
+            processes.kill_at(point, **given_of(lake, "compact"))
+            assert lake.rows == lake.wanted, point
+            lake.publish(1)
+            lake.export()
+        processes.finish(**given_of(lake, "compact"))
+    lake.check()
+    assert len(lake.table.file_uris()) == 1
+
+
+def test_a_replay_killed_at_every_point_publishes_every_record_once(lake, tmp_path):
+    lake.export()
+    target = f"{lake.prefix}-again"
+    given = given_of(lake, "replay", topic=lake.a, to=target, url=lake.server.http_url)
+    with exporters(tmp_path) as processes:
+        for point, rate in (("uploaded", 10), ("decided", 1e6), ("uploaded", 1e6)):
+            processes.kill_at(point, **given, rate=rate)
+        processes.finish(**given, rate=1e6)
+    assert payloads_of(lake.server, target) == lake.payloads[lake.a]
+
+
+DERIVED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
+    "dedupe": (
+        {"payload": True},
+        ("staging", "deciding", "writing", "written", "noted", "committed", "swept"),
+    ),
+    "aggregate": ({"reducer": "count"}, ("reading", "folding", "folded", "committed")),
+}
+USUAL = ("written", "folded", "committed")
+"""Points of a usual run. The tests of each job kill it at its other points, in a directory."""
+
+
+@pytest.mark.parametrize("job", DERIVED)
+def test_a_table_of_a_job_that_is_killed_equals_that_of_an_undisturbed_one(lake, tmp_path, job):
+    more, points = DERIVED[job]
+    killed, undisturbed = (f"s3://{lake.bucket.name}/{name}" for name in ("killed", "undisturbed"))
+    with exporters(tmp_path) as processes:
+        for point in points if TORTURE else filter(USUAL.__contains__, points):
+            lake.publish(2)
+            lake.export()
+            processes.kill_at(point, **given_of(lake, job, into=killed, **more))
+        for into in (killed, undisturbed):
+            processes.finish(**given_of(lake, job, into=into, **more))
+    order = [("topic", "ascending"), ("offset", "ascending")]
+    tables = [
+        lake.table_at(name).to_pyarrow_table().sort_by(order) for name in ("killed", "undisturbed")
+    ]
+    assert tables[0] == tables[1]
+
+
+# The S3 server
+
+
+@pytest.fixture
+def s3(tmp_path, monkeypatch):
+    """S3 server that may be killed."""
+    forget_credentials(monkeypatch)
+    with S3Server(tmp_path / "s3") as made:
+        yield made
+
+
+def test_an_export_outlives_a_restart_of_the_store_at_every_point(server, s3):
+    """A usual run restarts the store at three points."""
+    lake = StoredLake(server, s3.bucket())
+
+    def restart():
+        s3.kill()
+        s3.start()
+
+    for point in POINTS if TORTURE else ("writing", "noted", "committed"):
+        lake.publish(3)
+        assert lake.export(points=Meddling(**{point: restart})).batches == 1
+    lake.check()
+
+
+def test_an_export_whose_store_stays_away_ends_with_one_sentence(server, s3):
+    lake = StoredLake(server, s3.bucket())
+    lake.publish()
+    few = {**lake.bucket.options, "max_retries": "1"}
+    for point in ("writing", "noted", "committed") if TORTURE else ("noted",):
+        with pytest.raises(LakeError) as refused:
+            lake.export(storage_options=few, points=Meddling(**{point: s3.kill}))
+        assert "cannot be reached, because nothing listens at 127.0.0.1:" in str(refused.value)
+        s3.start()
+    lake.export()
+    lake.check()
+
+
+@takes_long
+@pytest.mark.timeout(14_400)
+def test_exports_whose_store_is_killed_at_random_lose_and_double_nothing(server, s3):
+    lake = StoredLake(server, s3.bucket())
+    chance = random.Random(TORTURE)
+    for _ in range(max(3, TORTURE // 10)):
+        lake.publish(200)
+        killer = threading.Timer(chance.uniform(0, 2), lambda: (s3.kill(), s3.start()))
+        killer.start()
+        with suppress(LakeError):
+            lake.export(batch_bytes=5000)
+        killer.join()
+    lake.export()
+    lake.check()
+
+
+@takes_long
+@pytest.mark.timeout(14_400)
+def test_exports_killed_at_random_lose_and_double_nothing(lake, tmp_path):
+    chance = random.Random(TORTURE)
+    with exporters(tmp_path) as processes:
+        for _ in range(TORTURE):
+            lake.publish(20)
+            processes.kill_after(chance.uniform(0, 2), **given_of(lake, batch_bytes=3000))
+        processes.finish(**given_of(lake))
+    lake.check()
