@@ -1,5 +1,6 @@
 """Every job as a command on real Spark, killed with all its processes at random, then run to its end.
 
+The lake is in a directory or on a real S3 server.
 The result equals that of an undisturbed run. Kills at named points, without Spark and in every run of the
 tests, are in the tests of each job.
 """
@@ -9,6 +10,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -31,8 +33,8 @@ pytestmark = takes_long
 
 
 class Commands:
-    def __init__(self, root: Path, url: str) -> None:
-        self._url = url
+    def __init__(self, root: Path, url: str, environ: Mapping[str, str]) -> None:
+        self._url, self._environ = url, environment() | environ
         self._output = root / "output"
         self._chance = random.Random(TORTURE)
 
@@ -51,7 +53,7 @@ class Commands:
             subprocess.Popen(
                 command,
                 cwd=REPOSITORY,
-                env=environment(),
+                env=self._environ,
                 stdout=output,
                 stderr=output,
                 start_new_session=True,
@@ -69,16 +71,25 @@ class Commands:
                     process.poll()
 
 
-def table(path: Path, *names: str) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = (
-        DeltaTable(str(path)).to_pyarrow_table(columns=list(names)).to_pylist()
-    )
+def table(path: str, options: Mapping[str, str], *names: str) -> list[dict[str, Any]]:
+    found = DeltaTable(path, storage_options={**options, "AWS_ALLOW_HTTP": "true"})
+    rows: list[dict[str, Any]] = found.to_pyarrow_table(columns=list(names)).to_pylist()
     return sorted(rows, key=lambda row: tuple(row[name] for name in names))
 
 
+@pytest.fixture(params=["directory", "s3"])
+def place(request, tmp_path) -> tuple[str, dict[str, str]]:
+    """Return the address under which all tables of a test are, and the options of its storage."""
+    if request.param == "directory":
+        return str(tmp_path), {}
+    bucket = request.getfixturevalue("bucket")
+    return f"s3://{bucket.name}", bucket.options
+
+
 @pytest.mark.timeout(14_400)
-def test_jobs_killed_at_random_leave_what_an_undisturbed_one_does(own_server, tmp_path):
+def test_jobs_killed_at_random_leave_what_an_undisturbed_one_does(own_server, tmp_path, place):
     require_java()
+    root, options = place
     chance = random.Random(3)
     topics = {
         name: [chance.randbytes(chance.randint(1, 400)) for _ in range(3000)] for name in "ab"
@@ -86,23 +97,25 @@ def test_jobs_killed_at_random_leave_what_an_undisturbed_one_does(own_server, tm
     for name, payloads in topics.items():
         payloads += payloads[:50]
         publish(own_server.figg_url, name, payloads)
-    lake, commands = tmp_path / "lake", Commands(tmp_path, own_server.http_url)
+    # Credentials come from the environment, as a scheduler passes them.
+    lake, commands = f"{root}/lake", Commands(tmp_path, own_server.http_url, options)
+    undisturbed = {"storage_options": options, "runner": LocalRunner()}
     commands.until_done("export", "--once", "--lake", lake, "--batch-bytes", 100_000)
-    assert rows_of(lake) == expected(own_server, topics)
+    assert rows_of(lake, options) == expected(own_server, topics)
     commands.until_done("compact", "--lake", lake, is_asked=False)
-    assert rows_of(lake) == expected(own_server, topics)
+    assert rows_of(lake, options) == expected(own_server, topics)
     commands.until_done("replay", "a", "--to", "again", "--lake", lake, "--rate", 2000)
     assert payloads_of(own_server, "again") == topics["a"]
-    into = tmp_path / "states"
+    into, other = f"{root}/states", f"{root}/states2"
     commands.until_done("aggregate", "a", "b", "--lake", lake, "--reducer", "last", "--into", into)
-    aggregate(lake, tmp_path / "states2", ["a", "b"], reducer="last", runner=LocalRunner())
+    aggregate(lake, other, ["a", "b"], reducer="last", **undisturbed)
     names = ("topic", "epoch", "offset", "ordinal", "messages", "state", "complete")
-    assert table(into, *names) == table(tmp_path / "states2", *names)
-    into = tmp_path / "deduped"
+    assert table(into, options, *names) == table(other, options, *names)
+    into, other = f"{root}/deduped", f"{root}/deduped2"
     commands.until_done("dedupe", "--lake", lake, "--into", into, "--payload", is_asked=False)
-    dedupe(lake, tmp_path / "deduped2", payload=True, runner=LocalRunner())
+    dedupe(lake, other, payload=True, **undisturbed)
     names = ("topic", "offset", "ordinal", "payload")
-    assert table(into, *names) == table(tmp_path / "deduped2", *names)
+    assert table(into, options, *names) == table(other, options, *names)
     page = tmp_path / "report.html"
     commands.until_done("report", "--lake", lake, "--out", page)
     assert "</html>" in page.read_text()

@@ -1,4 +1,4 @@
-"""Jobs on a real S3 server that are killed at every named point, or whose S3 server is killed."""
+"""Jobs on a real S3 server that are killed at every named point, or whose servers are killed there."""
 
 import random
 import threading
@@ -7,6 +7,7 @@ from contextlib import suppress
 import pytest
 
 from headrace.lake.format import LakeError
+from headrace.testing import ServerProcess
 from tests.fakes.s3_server import S3Server, forget_credentials
 from tests.pipeline.export.exporter import exporters
 from tests.pipeline.export.test_job import POINTS
@@ -94,6 +95,39 @@ def test_a_table_of_a_job_that_is_killed_equals_that_of_an_undisturbed_one(lake,
     assert tables[0] == tables[1]
 
 
+# Headrace
+
+
+def restart(server: ServerProcess | S3Server) -> None:
+    server.kill()
+    server.start()
+
+
+def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
+    """A usual run restarts Headrace at some points. Each kind of answer that may be lost is among them."""
+    lake = StoredLake(own_server, bucket)
+
+    def at(point: str) -> Meddling:
+        return Meddling(**{point: lambda: restart(own_server)})
+
+    for point in POINTS if TORTURE else ("writing", "committed", "verified"):
+        lake.publish(3)
+        assert lake.export(points=at(point)).batches == 1, point
+    lake.check()
+    place = {"url": own_server.http_url}
+    for point in ("uploaded", "decided"):
+        done = lake.run("replay", lake.bucket.url, lake.a, point, points=at(point), **place)
+        assert done.records == len(lake.payloads[lake.a])
+        assert payloads_of(own_server, point) == lake.payloads[lake.a]
+    lake.publish(2)  # these records are in the log only
+    into = f"s3://{bucket.name}/states"
+    for point in DERIVED["aggregate"][1] if TORTURE else ("reading",):
+        given = {"topics": [lake.a], "reducer": "count", "points": at(point), **place}
+        assert lake.run("aggregate", lake.bucket.url, into, **given).topics == 1, point
+    [row] = lake.table_at("states").to_pyarrow_table().to_pylist()
+    assert row["ordinal"] == len(lake.payloads[lake.a])
+
+
 # The S3 server
 
 
@@ -108,14 +142,10 @@ def s3(tmp_path, monkeypatch):
 def test_an_export_outlives_a_restart_of_the_store_at_every_point(server, s3):
     """A usual run restarts the store at three points."""
     lake = StoredLake(server, s3.bucket())
-
-    def restart():
-        s3.kill()
-        s3.start()
-
     for point in POINTS if TORTURE else ("writing", "noted", "committed"):
         lake.publish(3)
-        assert lake.export(points=Meddling(**{point: restart})).batches == 1
+        meddling = Meddling(**{point: lambda: restart(s3)})
+        assert lake.export(points=meddling).batches == 1, point
     lake.check()
 
 
@@ -139,7 +169,7 @@ def test_exports_whose_store_is_killed_at_random_lose_and_double_nothing(server,
     chance = random.Random(TORTURE)
     for _ in range(max(3, TORTURE // 10)):
         lake.publish(200)
-        killer = threading.Timer(chance.uniform(0, 2), lambda: (s3.kill(), s3.start()))
+        killer = threading.Timer(chance.uniform(0, 2), restart, [s3])
         killer.start()
         with suppress(LakeError):
             lake.export(batch_bytes=5000)
