@@ -1,8 +1,7 @@
 """Every job as a command on real Spark, killed with all its processes at random, then run to its end.
 
-The lake is in a directory or on a real S3 server.
-The result equals that of an undisturbed run. Kills at named points, without Spark and in every run of the
-tests, are in the tests of each job.
+The lake is in a directory or on a real S3 server. The result equals that of an undisturbed run. Kills at
+named points, without Spark and in every run of the tests, are in the tests of each job.
 """
 
 import os
