@@ -53,6 +53,16 @@ def test_every_interleaving(names: str, start: str, slow: bool) -> None:
     Exploration(STARTS[start], names, slow=slow).run(depth)
 
 
+def test_a_join_that_waits_for_longer_than_a_lease_is_told_what_it_missed() -> None:
+    start = STARTS["about to be destroyed"]
+    path = ("b connects", "b connects", "the lease passes", "an operator keeps it", "b connects")
+    world = Exploration(start, "ab", slow=True)._replay(path)
+    world.settle()
+    connection = world.processors["b"].connection
+    assert connection is not None and connection.is_joined
+    assert connection.state == [("a", 1)]
+
+
 PAGES = {
     "nothing": (),
     "a page is there": ("a opens a page", "b connects", "a sends", "b sends"),

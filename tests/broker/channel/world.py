@@ -43,7 +43,11 @@ class Processor:
         self.connection: Connection | None = None
         self.is_member = False
         self.was_away_ms = 0
-        """Time without a connection since the processor last acknowledged something, in milliseconds."""
+        """Time since the processor last acknowledged something in which it was not joined, in milliseconds.
+
+        A processor whose join is not answered yet is not joined: its state may be in a database that does not
+        answer for longer than a lease.
+        """
         self.page: list[Id] | None = None
         """Content of the page: a state and every message after it."""
         self.page_offset = self.page_base = 0
@@ -403,7 +407,8 @@ class World:
         self.clock_ms += ms
         self.elapsed_ms += ms
         for one in self.processors.values():
-            if one.connection is None or not one.connection.is_open:
+            there = one.connection
+            if there is None or not (there.is_open and there.is_joined):
                 one.was_away_ms += ms
         self.tick()
 
