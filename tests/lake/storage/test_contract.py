@@ -169,6 +169,13 @@ def test_a_listing_of_many_files_is_complete(storage):
     assert paths(storage) == set()
 
 
+def test_tasks_may_be_the_first_in_a_directory_at_the_same_time(storage):
+    with ThreadPoolExecutor(8) as threads:
+        for number in range(10):
+            names = [f"day{number}/part/{task}" for task in range(8)]
+            assert all(threads.map(lambda name: storage.create(name, b""), names))
+
+
 def test_files_and_directories_are_there_or_not(storage):
     storage.create("_delta_log/00.json", b"{}")
     assert storage.has("_delta_log")

@@ -32,14 +32,26 @@ def sync(path: Path) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create the directory and its parents, and fsync each parent."""
+    """Create the directory and its parents, and fsync the parent of each new one.
+
+    Another task may create the same directory at the same time.
+    """
     if path.is_dir():
         return
-    if path.exists():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    with suppress(FileExistsError):
+        path.mkdir()
+    if not path.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     sync(path.parent)
+
+
+def _sync_names(root: Path, path: Path) -> None:
+    """Fsync all directories from `root` down to a file: another task may have made them a moment ago."""
+    for directory in path.parents:
+        sync(directory)
+        if directory == root:
+            return
 
 
 def replace(path: Path, data: bytes) -> None:
@@ -144,7 +156,7 @@ class DirectoryStorage:
             return False
         finally:
             made.unlink(missing_ok=True)
-        sync(target.parent)
+        _sync_names(self.root, target)
         return True
 
     def new_file(self, path: str) -> "NewDirectoryFile":
@@ -222,7 +234,7 @@ class NewDirectoryFile:
         target = self._root / path
         self._made.rename(target)
         self._made = None
-        sync(target.parent)
+        _sync_names(self._root, target)
         return size
 
     def discard(self) -> None:
