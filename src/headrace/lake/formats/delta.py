@@ -168,7 +168,7 @@ class DeltaLake:
 
     @writes
     def sync(self) -> None:
-        _sync(self._storage, _SYNCED)
+        _sync(self._storage, open_delta(self._storage).version())
 
 
 def _partition(shape: Shape) -> list[str]:
@@ -258,7 +258,7 @@ def make_delta(
             storage_options=dict(storage.table_options),
             raise_if_key_not_exists=False,
         )
-        _sync(storage, _SYNCED)
+        _sync(storage, open_delta(storage).version())
 
 
 def _of_objects(storage: Storage) -> dict[str, str]:
@@ -288,7 +288,7 @@ def commit_delta(
         last = Committed.find(app, table.transaction_version)
         if last is not None and last.number >= wanted.number:
             # An attempt whose outcome was unknown may have succeeded.
-            _sync(storage, _SYNCED)
+            _sync(storage, table.version())
             return last == wanted
         refusals = refusals + 1 if table.version() == version else 0
         version = table.version()
@@ -310,7 +310,8 @@ def commit_delta(
                     f"{storage.file(LOG)} cannot be written to: {plain(error)}"
                 ) from error
             continue
-        storage.sync([_commit_path(table.version())])
+        # The library leaves the table object at the version before.
+        _sync(storage, version + 1, count=1)
         return True
 
 
@@ -383,11 +384,8 @@ def _removed(
     ]
 
 
-def _commit_path(version: int) -> str:
-    return f"{LOG}/{version:020}.json"
-
-
-def _sync(storage: Storage, count: int) -> None:
-    """Make the last commits durable, as many as `count`."""
-    last = open_delta(storage).version()
-    storage.sync([*map(_commit_path, range(max(0, last + 1 - count), last + 1))])
+def _sync(storage: Storage, version: int, count: int = _SYNCED) -> None:
+    """Make the commits up to a version durable, as many as `count`, with the checkpoints after them."""
+    names = [f"{LOG}/{one:020}" for one in range(max(0, version + 1 - count), version + 1)]
+    written = [f"{name}{suffix}" for name in names for suffix in (".json", ".checkpoint.parquet")]
+    storage.sync([*written, f"{LOG}/_last_checkpoint"])
