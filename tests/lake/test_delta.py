@@ -22,7 +22,7 @@ APP = "test"
 
 @pytest.fixture
 def lake(tmp_path):
-    return DeltaLake.make(storage_of(tmp_path / "a lake"), Shape())
+    return make_table(storage_of(tmp_path / "a lake"), "delta", Shape())
 
 
 def batch(lake, number, *some):

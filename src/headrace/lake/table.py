@@ -129,14 +129,19 @@ def open_table(storage: Storage) -> Table:
 
 def make_table(storage: Storage, kind: str, shape: Shape) -> Table:
     """Create a table in a place where `find_table` has returned None."""
-    return _class_of(kind).make(storage, shape)
+    _class_of(kind).make(storage, shape)
+    made = find_table(storage, kind, shape)  # another process may have created another one first
+    assert made is not None
+    made.sync()
+    return made
 
 
 class _Kind(Protocol):
     def open(self, storage: Storage) -> Table | None:
         """Return the table; None if there is none of this kind, or if its creation was interrupted."""
 
-    def make(self, storage: Storage, shape: Shape) -> Table: ...
+    def make(self, storage: Storage, shape: Shape) -> None:
+        """Create the table, unless another process has created it."""
 
 
 _MARKS = {

@@ -86,10 +86,9 @@ class DeltaLake:
             return cls(storage, Shape.stored("topic" in found.partition_columns, decode, decoded))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         columns = shape.columns.append(DATE)
         make_delta(storage, "headrace", columns, shape.properties, _partition(shape))
-        return cls(storage, shape)
 
     @property
     @reads

@@ -107,7 +107,7 @@ class IcebergLake:
             return cls(catalog, _shape(table))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         storage.prepare()
         with in_a_sentence(storage, METADATA, writing=True):
             catalog = LakeCatalog.given(storage) if storage.catalog else LakeCatalog.own(storage)
@@ -115,10 +115,6 @@ class IcebergLake:
                 _create(catalog, shape)
             if not catalog.is_own:
                 catalog.make_mark(catalog.load())
-        made = cls.open(storage)
-        assert made is not None
-        made.sync()
-        return made
 
     @property
     @reads

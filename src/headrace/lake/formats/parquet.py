@@ -87,7 +87,7 @@ class ParquetLake:
             return cls(storage, Shape.stored(bool(by_topic), decode, decoded))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         lake = directory_of(storage, _WHAT)
         storage.prepare()
         (lake / MARK).touch()
@@ -100,7 +100,6 @@ class ParquetLake:
                     "insert into lake values (?, ?, ?, ?, ?)", (*row, columns_text(shape.decoded))
                 )
         sync(lake / HIDDEN)
-        return cls(storage, shape)
 
     @property
     def id(self) -> str:
