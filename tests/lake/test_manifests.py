@@ -209,6 +209,17 @@ def test_those_that_no_longer_count_are_left_over_when_no_job_can_read_them(lake
     assert lake.manifests.reach(lake.last) == lake.reach()
 
 
+def test_those_before_a_merged_one_are_read_until_it_has_counted_for_an_hour(lake):
+    lake.batches(SINCE_MAX + 1)
+    # An export was killed after it had merged them, and before it committed the next batch.
+    assert lake.manifests.predecessors(lake.last).merged
+    lake.grow_old()
+    before = lake.last
+    lake.batch()
+    assert lake.manifests.leftovers(lake.last) == []
+    assert lake.manifests.reach(before)
+
+
 def test_those_of_an_earlier_version_are_merged_by_the_next_batch(lake):
     """Their files are named after numbers alone, and commits do not store their checksums."""
     old, folder = [lake.batch() for _ in range(5)], lake.root / "_headrace"

@@ -29,7 +29,7 @@ from headrace.lake.format import (
     decode_manifest,
     decode_merged,
 )
-from headrace.lake.storage.storage import HIDDEN, Storage, StoredFile
+from headrace.lake.storage.storage import HIDDEN, Storage
 
 SINCE_MAX = 64
 """Maximum number of manifests that a manifest names besides the merged one."""
@@ -161,17 +161,22 @@ class Manifests:
             for one in self._storage.list(f"{HIDDEN}/{folder}/")
             if (name := _NAME.fullmatch(one.path)) is not None
         ]
-        # A manifest is read until a merged one contains its batches. Times are compared with each other only,
-        # because they may come from the clock of another machine.
-        newest = max((one.modified_s for one, _ in found), default=0.0)
-        until = newest - _READ_S
-        merged = max(
-            (int(name[2]) for one, name in found if name[1] and one.modified_s < until), default=0
-        )
+        # Times are compared with each other only, because they may come from the clock of another machine.
+        until = max((one.modified_s for one, _ in found), default=0.0) - _READ_S
+        # A manifest is read until a merged one contains its batch. The merged one counts only since the next
+        # batch, which has the number of the merged one: a killed export may have left it long before.
+        written: dict[int, float] = {}
+        for one, name in found:
+            if not name[1]:
+                number = int(name[2])
+                written[number] = max(one.modified_s, written.get(number, 0.0))
+        counts = (int(name[2]) for _, name in found if name[1])
+        merged = max((one for one in counts if written.get(one, until) < until), default=0)
         return [
             one.path
             for one, name in found
-            if one.path not in needed and _is_over(one, name, merged, until)
+            if one.path not in needed
+            and (one.modified_s < until if name[3] else int(name[2]) < merged)
         ]
 
     def _create(self, path: str, data: bytes) -> None:
@@ -196,13 +201,6 @@ class Manifests:
                 "directory"
             )
         return data
-
-
-def _is_over(one: StoredFile, name: re.Match[str], merged: int, until: float) -> bool:
-    """True if a merged manifest contains all batches of this one, or if it was never completed."""
-    if name[3]:
-        return one.modified_s < until
-    return int(name[2]) < merged
 
 
 def _has_old_names(merged: MergedManifest) -> bool:
