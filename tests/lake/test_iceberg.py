@@ -17,8 +17,7 @@ from pyiceberg.table import StaticTable
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats import iceberg
 from headrace.lake.formats.iceberg import IcebergLake
-from headrace.lake.storage.directory import replace
-from headrace.lake.storage.storage import storage_of
+from headrace.lake.storage.storage import replace, storage_of
 from headrace.lake.table import make_table, open_table
 from tests.lake.rows import DAY_MS, NOON_MS, rows, token
 from tests.lake.test_table import APP, batch, merged, payloads, three_batches

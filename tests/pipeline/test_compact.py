@@ -19,8 +19,7 @@ from headrace.lake import manifests
 from headrace.lake.files.reading import check_file, read_ranges, read_topic
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import Manifests
-from headrace.lake.storage.directory import Lock
-from headrace.lake.storage.storage import HIDDEN, storage_of
+from headrace.lake.storage.storage import HIDDEN, Lock, storage_of
 from headrace.lake.table import open_table
 from headrace.log.records import pack_record
 from headrace.pipeline.audit.job import audit

@@ -117,7 +117,7 @@ def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
     ),
 )
 def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, monkeypatch):
-    monkeypatch.setattr("headrace.lake.storage.directory.Lock.__enter__", lambda self: self)
+    monkeypatch.setattr("headrace.lake.storage.storage.Lock.__enter__", lambda self: self)
 
     def meanwhile():
         made.batch("a", "c", day=1)

@@ -58,11 +58,6 @@ class LakeError(HeadraceError):
 class StorageError(LakeError):
     """The object storage has failed or refused a request. That says nothing about the lake's files."""
 
-    def __init__(self, text: str, *, is_cut: bool = False) -> None:
-        self.is_cut = is_cut
-        """True if an answer ended too early, which libraries do not always repeat."""
-        super().__init__(text)
-
 
 class DamagedTableError(LakeError):
     """The metadata that names the lake's files cannot be read.

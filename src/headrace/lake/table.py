@@ -9,8 +9,7 @@ from typing import Protocol
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
 from headrace.lake.format import Committed, LakeError, Oddity, Shape, not_ours
-from headrace.lake.storage.directory import DirectoryStorage, directory_of
-from headrace.lake.storage.storage import HIDDEN, Storage
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, Storage, directory_of
 
 FORMATS = ("delta", "parquet", "iceberg")
 AUTO = "auto"

@@ -15,8 +15,7 @@ from headrace import connect_blocking
 from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import FORMAT, LakeError, Shape
-from headrace.lake.storage.directory import Lock
-from headrace.lake.storage.storage import HIDDEN, storage_of
+from headrace.lake.storage.storage import HIDDEN, Lock, storage_of
 from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe import keys as dedupe_keys
 from headrace.pipeline.dedupe import tasks as dedupe_tasks

@@ -9,8 +9,7 @@ from deltalake import DeltaTable
 from headrace.lake import manifests
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats.delta import DeltaLake
-from headrace.lake.storage.directory import Lock
-from headrace.lake.storage.storage import HIDDEN, storage_of
+from headrace.lake.storage.storage import HIDDEN, Lock, storage_of
 from headrace.pipeline import audit
 from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.tasks import LocalRunner

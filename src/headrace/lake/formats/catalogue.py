@@ -37,8 +37,7 @@ from headrace.lake.format import (
     in_a_sentence,
     plain,
 )
-from headrace.lake.storage.directory import directory_of
-from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, directory_of
 
 OWN_CATALOG = f"{HIDDEN}/catalog.db"
 """Database of a lake that has its own catalogue."""
@@ -174,7 +173,7 @@ class LakeCatalog:
 
 def location_of(storage: Storage) -> str:
     """Return the address of a lake as Iceberg writes it."""
-    place = storage.table_address
+    place = storage.address
     return place if "://" in place else f"file://{place}"
 
 

@@ -10,8 +10,8 @@ library must not retry: a commit of another writer in between makes ours fail, a
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -46,16 +46,12 @@ from headrace.lake.format import (
 from headrace.lake.storage.storage import HIDDEN, Storage
 
 LOG = "_delta_log"
-T = TypeVar("T")
 
 _REFUSALS_MAX = 3
 """Number of times that a commit may fail in a row although nobody else has committed."""
 
 _CHECKPOINT_EVERY = 10
 """Number of commits after which a table in object storage gets a checkpoint. Opening it reads those since."""
-
-_CUTS_MAX = 8
-"""Number of cut answers in a row after which a table is not asked again."""
 
 _OURS = re.compile(rf"(t-[0-9a-f]{{16}}/)?{DATED}")
 """Paths of files that Headrace writes."""
@@ -216,9 +212,8 @@ def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> s
 
 def open_delta(storage: Storage) -> DeltaTable:
     """Open a table; raise TableNotFoundError if there is none."""
-    return _ask(
-        storage,
-        lambda: DeltaTable(storage.table_address, storage_options=dict(storage.table_options)),
+    return storage.repeat(
+        lambda: DeltaTable(storage.address, storage_options=dict(storage.table_options))
     )
 
 
@@ -248,7 +243,7 @@ def make_delta(
     storage.prepare()
     with in_a_sentence(storage, LOG, writing=True):
         DeltaTable.create(
-            storage.table_address,
+            storage.address,
             columns,
             mode="ignore",  # another process may have created it first
             partition_by=list(partition),
@@ -317,31 +312,18 @@ def commit_delta(
 def sweep_delta(storage: Storage, after_s: float, ours: re.Pattern[str], *, dry_run: bool) -> int:
     """Delete files of ours that the table has not named for `after_s` seconds, or only count them."""
     table = open_delta(storage)
-    unnamed = _ask(
-        storage,
+    unnamed = storage.repeat(
         lambda: table.vacuum(
             -int(-after_s // 3600),
             dry_run=True,  # a real vacuum would also delete foreign files in the directory
             enforce_retention_duration=False,
             full=True,  # also list files that no commit has ever named
-        ),
+        )
     )
     found = [path for path in unnamed if ours.fullmatch(path)]
     if not dry_run:
         storage.delete(found)
     return len(found)
-
-
-def _ask(storage: Storage, request: Callable[[], T]) -> T:
-    """Return the answer of the library, which does not repeat requests whose answers end too early."""
-    for _ in range(_CUTS_MAX):
-        try:
-            return request()
-        except (DeltaError, OSError) as error:
-            failure = storage.failure(error, LOG)
-            if failure is None or not failure.is_cut:
-                raise
-    return request()
 
 
 def _metadata(storage: Storage, format_key: str, what: str) -> Metadata | None:

@@ -60,8 +60,7 @@ from headrace.lake.format import (
     writes,
 )
 from headrace.lake.formats.catalogue import LAKE_KEY, LakeCatalog, location_of
-from headrace.lake.storage.directory import DirectoryStorage, replace
-from headrace.lake.storage.storage import Storage
+from headrace.lake.storage.storage import DirectoryStorage, Storage, replace
 
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"

@@ -38,8 +38,7 @@ from headrace.lake.format import (
     check_format,
     in_a_sentence,
 )
-from headrace.lake.storage.directory import directory_of, make_directory, sync
-from headrace.lake.storage.storage import HIDDEN, Storage
+from headrace.lake.storage.storage import HIDDEN, Storage, directory_of, make_directory, sync
 
 _WAIT_S = 60.0
 """Time to wait for other writers: their transactions are short."""
