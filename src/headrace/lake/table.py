@@ -82,18 +82,16 @@ def find_table(
     found = _find(storage) if storage.exists() else None
     if found is None:
         _check_catalog(storage, kind)
-        if not storage.exists():
-            return None
-    others = storage.top() - _left_of_making(storage) if found is None else set()
-    if others:
-        raise not_ours(storage.address, min(others))
-    if found is not None:
-        if kind not in (AUTO, found.kind):
-            raise LakeError(
-                f"{storage.address} is a lake of the format {found.kind}: give --format {found.kind}, or "
-                "name another directory"
-            )
-        _check_shape(storage.address, found.shape, shape, any_partition=any_partition)
+        others = storage.top() - _left_of_making(storage) if storage.exists() else set()
+        if others:
+            raise not_ours(storage.address, min(others))
+        return None
+    if kind not in (AUTO, found.kind):
+        raise LakeError(
+            f"{storage.address} is a lake of the format {found.kind}: give --format {found.kind}, or "
+            "name another directory"
+        )
+    _check_shape(storage.address, found.shape, shape, any_partition=any_partition)
     return found
 
 

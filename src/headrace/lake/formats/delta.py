@@ -23,7 +23,6 @@ from headrace.lake.files.writing import (
     DATED,
     Bounds,
     FileLayout,
-    Statistics,
     Values,
     WrittenFile,
 )
@@ -180,31 +179,13 @@ def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _add(one: WrittenFile, *, is_new: bool = True) -> AddAction:
-    return AddAction(
-        path=one.path,
-        size=one.bytes,
-        partition_values=dict(one.partition),
-        modification_time=int(time.time() * 1000),
-        data_change=is_new,
-        stats=_statistics(one.rows, one.statistics, one.partition),
+    # The partition has some of these values, so they are left out of the file's statistics.
+    least, most = (
+        {name: value for name, value in some._asdict().items() if name not in one.partition}
+        for some in one.statistics
     )
-
-
-def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> str:
-    least, most = found.least._asdict(), found.most._asdict()
-    for name in partition:
-        # The partition has these values, so they are left out of the file's statistics.
-        least.pop(name, None)
-        most.pop(name, None)
-    return json.dumps(
-        {
-            "numRecords": rows,
-            "minValues": least,
-            "maxValues": most,
-            "nullCount": dict.fromkeys(least, 0),
-        },
-        ensure_ascii=False,
-    )
+    statistics = {"minValues": least, "maxValues": most, "nullCount": dict.fromkeys(least, 0)}
+    return add_action(one.path, one.bytes, one.rows, statistics, one.partition, is_new=is_new)
 
 
 # Any Delta table of Headrace
@@ -214,6 +195,25 @@ def open_delta(storage: Storage) -> DeltaTable:
     """Open a table; raise TableNotFoundError if there is none."""
     return storage.repeat(
         lambda: DeltaTable(storage.address, storage_options=dict(storage.table_options))
+    )
+
+
+def add_action(
+    path: str,
+    size: int,
+    rows: int,
+    statistics: Mapping[str, object] = {},
+    partition: Mapping[str, str] = {},
+    *,
+    is_new: bool = True,
+) -> AddAction:
+    return AddAction(
+        path=path,
+        size=size,
+        partition_values=dict(partition),
+        modification_time=int(time.time() * 1000),
+        data_change=is_new,
+        stats=json.dumps({"numRecords": rows, **statistics}, ensure_ascii=False),
     )
 
 

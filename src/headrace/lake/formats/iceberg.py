@@ -12,7 +12,6 @@ import itertools
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -60,7 +59,7 @@ from headrace.lake.format import (
     writes,
 )
 from headrace.lake.formats.catalogue import LAKE_KEY, LakeCatalog, location_of
-from headrace.lake.storage.storage import DirectoryStorage, Storage, replace
+from headrace.lake.storage.storage import Storage, directory_of, replace
 
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"
@@ -209,7 +208,7 @@ class IcebergLake:
         if names != self.shape.columns.names or table.name_mapping() != table.schema().name_mapping:
             reason = f"the table has other columns: {', '.join(names)}"
             found.append(Oddity("damaged", METADATA, reason))
-        if self._has_hint(table) and hint != _hint_of(table):
+        if self._newest_hint(table) not in (None, hint):
             named = (hint or b"").decode(errors="replace")
             is_state = hint is None or self._storage.has(f"{METADATA}/{named}.metadata.json")
             reason = (
@@ -252,11 +251,8 @@ class IcebergLake:
     def sync(self) -> None:
         """Update the hint for readers without a catalogue. Everything else is fsynced when it is written."""
         # Another process may have replaced a newer hint with an older one, so compare again after each write.
-        while isinstance(self._storage, DirectoryStorage):
-            table = self._table()
-            if not self._has_hint(table) or (newest := _hint_of(table)) == self._hint():
-                break
-            replace(self._storage.root / HINT, newest)
+        while (newest := self._newest_hint(self._table())) not in (None, self._hint()):
+            replace(directory_of(self._storage, "a hint") / HINT, newest)
 
     # Files of the table
 
@@ -266,10 +262,12 @@ class IcebergLake:
         except FileNotFoundError:
             return None
 
-    def _has_hint(self, table: Table) -> bool:
-        """True if readers can find the newest state of a table without its catalogue."""
-        is_inside = table.metadata_location.startswith(f"{location_of(self._storage)}/{METADATA}/")
-        return is_inside and isinstance(self._storage, DirectoryStorage)
+    def _newest_hint(self, table: Table) -> bytes | None:
+        """Return the content of the hint; None if readers cannot find the table without its catalogue."""
+        directory, _, name = table.metadata_location.rpartition("/")
+        if directory != f"file://{self._storage.address}/{METADATA}":
+            return None
+        return name.removesuffix(".metadata.json").encode()
 
     def _table(self) -> Table:
         found = self._catalog.load()
@@ -366,11 +364,6 @@ def _value(field: NestedField, found: Mapping[int, bytes] | None) -> Any:
     if data is None or not isinstance(field.field_type, PrimitiveType):
         return None
     return from_bytes(field.field_type, data)
-
-
-def _hint_of(table: Table) -> bytes:
-    """Return the content of the hint for readers without a catalogue."""
-    return Path(table.metadata_location).name.removesuffix(".metadata.json").encode()
 
 
 def _last(table: Table, app: str) -> Committed | None:
