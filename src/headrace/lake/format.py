@@ -272,28 +272,12 @@ class MergedManifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.crc == self._sum()
 
 
-N = TypeVar("N", Manifest, MergedManifest)
+AnyManifest = TypeVar("AnyManifest", Manifest, MergedManifest)
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-def _present(found: N) -> N:
-    """Return the manifest with present topic names, also if an earlier version wrote it."""
-    is_old = found.format < RENAMED_FORMAT
-    return _renamed(found, present_topic) if is_old else found
 
 
 def present_topic(name: str) -> str:
     return present_name(name.encode()).decode()
-
-
-def _renamed(found: N, name: Callable[[str], str]) -> N:
-    return msgspec.structs.replace(
-        found,
-        start={name(topic): at for topic, at in found.start.items()},
-        end={name(topic): at for topic, at in found.end.items()},
-        ranges=tuple(one._replace(topic=name(one.topic)) for one in found.ranges),
-        lost=tuple(one._replace(topic=name(one.topic)) for one in found.lost),
-    )
 
 
 class _Versioned(msgspec.Struct):
@@ -309,24 +293,29 @@ def decode_versioned(data: bytes, kind: type[S], place: str) -> S:
     return msgspec.json.decode(data, type=kind)
 
 
-def decode_manifest(data: bytes, place: str) -> Manifest:
+def decode_manifest(
+    data: bytes, kind: type[AnyManifest], place: str, crc: int | None = None
+) -> AnyManifest:
+    """Decode a manifest, with present topic names also if an earlier version wrote it."""
     try:
-        return _present(decode_versioned(data, Manifest, place))
+        if crc not in (None, crc32c(data)):
+            raise ValueError("its checksum fails")
+        found = decode_versioned(data, kind, place)
+        if isinstance(found, MergedManifest) and not found.is_sound():
+            raise ValueError("its checksum fails")
     except ValueError as error:  # includes the decoding errors of msgspec and UTF-8
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
         ) from None
-
-
-def decode_merged(data: bytes, place: str) -> MergedManifest:
-    reason = "its checksum fails"
-    try:
-        found = decode_versioned(data, MergedManifest, place)
-        if found.is_sound():
-            return _present(found)
-    except ValueError as error:
-        reason = str(error)
-    raise LakeError(f"{place} is damaged ({reason}): restore it, or export to a new directory")
+    if found.format >= RENAMED_FORMAT:
+        return found
+    return msgspec.structs.replace(
+        found,
+        start={present_topic(topic): at for topic, at in found.start.items()},
+        end={present_topic(topic): at for topic, at in found.end.items()},
+        ranges=tuple(one._replace(topic=present_topic(one.topic)) for one in found.ranges),
+        lost=tuple(one._replace(topic=present_topic(one.topic)) for one in found.lost),
+    )
 
 
 def check_format(number: int, place: str) -> None:

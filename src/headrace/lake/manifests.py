@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from headrace.lake.format import (
     RENAMED_FORMAT,
+    AnyManifest,
     Committed,
     LakeError,
     Manifest,
@@ -27,7 +28,6 @@ from headrace.lake.format import (
     Positions,
     RecordRange,
     decode_manifest,
-    decode_merged,
 )
 from headrace.lake.storage.storage import HIDDEN, Storage
 
@@ -65,12 +65,10 @@ class Names(NamedTuple):
     single: list[Committed]
     """Number and checksum of each other one, in order."""
 
-
-class Predecessors(NamedTuple):
-    """The manifests before a batch, as its own manifest names them."""
-
-    merged: str = ""
-    since: tuple[int, ...] = ()
+    @property
+    def since(self) -> tuple[int, ...]:
+        """Checksums of the others, as the next manifest names them."""
+        return tuple(one.token or 0 for one in self.single)
 
 
 class Manifests:
@@ -84,18 +82,14 @@ class Manifests:
         return name
 
     def read(self, name: Committed) -> Manifest:
-        path = self.path(name)
-        data = self._read(path, name.token)
-        return decode_manifest(data, str(self._storage.file(path)))
+        return self._read(self.path(name), name.token, Manifest)
 
     def read_merged(self, name: str) -> MergedManifest:
         """Read a merged manifest; an empty name stands for the one of no batches."""
         if not name:
             return MergedManifest()
-        path = f"{HIDDEN}/{name}"
         crc = re.search("-([0-9a-f]{8})[.]", name)
-        data = self._read(path, int(crc[1], 16) if crc else None)
-        return decode_merged(data, str(self._storage.file(path)))
+        return self._read(f"{HIDDEN}/{name}", int(crc[1], 16) if crc else None, MergedManifest)
 
     def path(self, name: Committed) -> str:
         crc = "" if name.token is None else f"-{name.token:08x}"
@@ -136,12 +130,12 @@ class Manifests:
             return _has_old_names(merged)
         return bool(names.single) and self.read(names.single[0]).format < RENAMED_FORMAT
 
-    def predecessors(self, last: Committed | None) -> Predecessors:
-        """Return what the manifest after the last committed one has to name."""
+    def predecessors(self, last: Committed | None) -> Names:
+        """Return the manifests that the one after the last committed one has to name."""
         names = self.names(last)
         if (last is not None and last.token is None) or len(names.single) > SINCE_MAX:
-            return Predecessors(self._merge(names))
-        return Predecessors(names.merged, tuple(one.token or 0 for one in names.single))
+            return Names(self._merge(names), [])
+        return names
 
     def _merge(self, names: Names) -> str:
         """Write a merged manifest in the place of these, durable when this returns; return its name."""
@@ -187,7 +181,7 @@ class Manifests:
                 f"{self._storage.file(path)} does not have the content that was written to it: remove it"
             )
 
-    def _read(self, path: str, crc: int | None) -> bytes:
+    def _read(self, path: str, crc: int | None, kind: type[AnyManifest]) -> AnyManifest:
         try:
             data = self._storage.read(path)
         except FileNotFoundError:
@@ -195,12 +189,7 @@ class Manifests:
                 f"{self._storage.file(path)} is missing, a manifest of the table: restore it, or export to a "
                 "new directory"
             ) from None
-        if crc is not None and crc32c(data) != crc:
-            raise LakeError(
-                f"{self._storage.file(path)} is damaged (its checksum fails): restore it, or export to a new "
-                "directory"
-            )
-        return data
+        return decode_manifest(data, kind, str(self._storage.file(path)), crc)
 
 
 def _has_old_names(merged: MergedManifest) -> bool:
