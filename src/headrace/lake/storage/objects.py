@@ -372,8 +372,7 @@ def _store(url: str, options: StoreOptions) -> Any:
         make = partial(obstore.store.S3Store, bucket, prefix=prefix or None)
     try:
         return make(
-            config=options.of_store,
-            client_options=options.of_client,
+            **options.for_obstore(),
             retry_config={
                 "max_retries": options.retries_max,
                 "retry_timeout": timedelta(seconds=RETRY_S_MAX),
@@ -395,12 +394,12 @@ def _store(url: str, options: StoreOptions) -> Any:
 def _asked(options: StoreOptions) -> dict[str, object]:
     """Return the credentials of a profile for obstore, which asks again when they expire."""
     found = options.credentials()
-    if found is None:
+    if not found:
         raise LakeError(f"the AWS profile {options.profile!r} has lost its credentials")
     return {
-        "access_key_id": found.access_key,
-        "secret_access_key": found.secret_key,
-        "token": found.token,
+        "access_key_id": found["AWS_ACCESS_KEY_ID"],
+        "secret_access_key": found["AWS_SECRET_ACCESS_KEY"],
+        "token": found.get("AWS_SESSION_TOKEN"),
         "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_S_MAX),
     }
 
