@@ -78,15 +78,14 @@ class ObjectStorage(Storage):
     ) -> Self:
         """Return the storage at an address; raise LakeError if the address or an option is wrong."""
         made = cls(_normal(url), tuple(sorted(options.items())), catalog or {})
-        assert made._client
+        made._connect()
         return made
 
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), (self.url, self.given)
 
-    @property
-    def _client(self) -> "_Client":
-        """The client for these options and this environment, which other storages share."""
+    def _connect(self) -> "_Client":
+        """Return the client for these options and this environment, which other storages share."""
         environment = (pair for pair in os.environ.items() if pair[0].startswith(_OF_STORES))
         return _client(self.url, self.given, tuple(sorted(environment)))
 
@@ -96,7 +95,7 @@ class ObjectStorage(Storage):
 
     @property
     def table_options(self) -> Mapping[str, str]:
-        return self._client.options.for_tables()
+        return self._connect().options.for_tables()
 
     def file_at(self, address: str) -> LakeFile:
         scheme, _, rest = address.partition("://")
@@ -114,19 +113,19 @@ class ObjectStorage(Storage):
         return True
 
     def read(self, path: str) -> bytes:
-        return self._ask(path, lambda: bytes(obstore.get(self._client.store, path).bytes()))
+        return self._ask(path, lambda: bytes(obstore.get(self._connect().store, path).bytes()))
 
     def open(self, path: str) -> pa.NativeFile:
         size, tail = self._tail(path)
         return pa.PythonFile(RangedFile(self, path, size, tail), mode="r")
 
     def size(self, path: str) -> int:
-        return self._ask(path, lambda: obstore.head(self._client.store, path)["size"])
+        return self._ask(path, lambda: obstore.head(self._connect().store, path)["size"])
 
     def create(self, path: str, data: bytes) -> bool:
         def put() -> bool:
             try:
-                obstore.put(self._client.store, path, data, mode="create")
+                obstore.put(self._connect().store, path, data, mode="create")
             except AlreadyExistsError as error:
                 if Failure.of(error).is_conflict:
                     raise
@@ -146,7 +145,7 @@ class ObjectStorage(Storage):
 
         def next_page() -> Any:
             nonlocal pages
-            pages = pages or obstore.list(self._client.store, folder, offset=last)
+            pages = pages or obstore.list(self._connect().store, folder, offset=last)
             try:
                 return next(pages, ())
             except BaseError:
@@ -160,7 +159,7 @@ class ObjectStorage(Storage):
                     yield StoredFile(last, one["last_modified"].timestamp())
 
     def top(self) -> set[str]:
-        found = self._ask("", lambda: obstore.list_with_delimiter(self._client.store))
+        found = self._ask("", lambda: obstore.list_with_delimiter(self._connect().store))
         return {*found["common_prefixes"], *(one["path"] for one in found["objects"])}
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -168,14 +167,14 @@ class ObjectStorage(Storage):
         while some := list(itertools.islice(left, DELETE_AT_ONCE_MAX)):
             with self._sentences():
                 try:
-                    obstore.delete(self._client.store, some)
+                    obstore.delete(self._connect().store, some)
                 except FileNotFoundError as error:
                     if not Failure.of(error).is_missing_file:
                         raise
                     # Some stores say so of a single object, and may have left out others.
                     for path in some:
                         with suppress(FileNotFoundError):
-                            obstore.delete(self._client.store, path)
+                            obstore.delete(self._connect().store, path)
 
     def sync(self, paths: Collection[str]) -> None:
         pass  # an object is durable when its store has acknowledged it
@@ -193,11 +192,11 @@ class ObjectStorage(Storage):
             )
 
     def parts(self) -> tuple[str, ...]:
-        return self._client.options.endpoint, *self.url.split("/")
+        return self._connect().options.endpoint, *self.url.split("/")
 
     def repeat(self, request: Callable[[], T]) -> T:
         # Libraries repeat a request that fails, but not always one whose answer is lost or ends too early.
-        for pause_s in _pauses(self._client.options.retries_max):
+        for pause_s in _pauses(self._connect().options.retries_max):
             try:
                 return request()
             except Exception as error:
@@ -221,7 +220,7 @@ class ObjectStorage(Storage):
         def fetch_tail() -> tuple[int, memoryview]:
             asked: Any = {"range": {"suffix": TAIL_BYTES}}
             try:
-                found = obstore.get(self._client.store, path, options=asked)
+                found = obstore.get(self._connect().store, path, options=asked)
                 return found.meta["size"], memoryview(found.bytes())
             except BaseError as error:
                 if Failure.of(error).status != _RANGE_NOT_SATISFIABLE:
@@ -234,7 +233,9 @@ class ObjectStorage(Storage):
         """Return the bytes of a file between two positions."""
         return self._ask(
             path,
-            lambda: memoryview(obstore.get_range(self._client.store, path, start=start, end=end)),
+            lambda: memoryview(
+                obstore.get_range(self._connect().store, path, start=start, end=end)
+            ),
         )
 
     def _ask(self, path: str, request: Callable[[], T]) -> T:
@@ -323,7 +324,7 @@ class NewObjectFile:
         try:
             with self._storage._sentences(path):
                 obstore.put(
-                    self._storage._client.store,
+                    self._storage._connect().store,
                     path,
                     mmap.mmap(self.content.fileno(), 0, access=mmap.ACCESS_READ),
                     use_multipart=True,
@@ -341,7 +342,7 @@ class NewObjectFile:
         """True if the store has exactly the bytes of this file."""
         self.content.seek(0)
         with self._storage._sentences(path):
-            for some in obstore.get(self._storage._client.store, path).stream(PIECE_BYTES):
+            for some in obstore.get(self._storage._connect().store, path).stream(PIECE_BYTES):
                 if self.content.read(len(some)) != some:
                     return False
         return not self.content.read(1)

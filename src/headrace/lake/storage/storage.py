@@ -12,7 +12,7 @@ import re
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, Protocol, Self, TypeVar
@@ -259,16 +259,11 @@ class DirectoryStorage(Storage):
     def create(self, path: str, data: bytes) -> bool:
         target = self.root / path
         make_directory(target.parent)
-        made = target.with_name(f"{target.name}.{uuid.uuid4().hex[:12]}.tmp")
         try:
-            made.write_bytes(data)
-            sync(made)
-            _name(made, target)
+            with _written(target, data) as made:
+                _name(made, target)
         except FileExistsError:
             return target.read_bytes() == data
-        finally:
-            made.unlink(missing_ok=True)
-        sync(target.parent)
         return True
 
     def new_file(self, path: str) -> "NewDirectoryFile":
@@ -396,14 +391,20 @@ def make_directory(path: Path) -> None:
 
 def replace(path: Path, data: bytes) -> None:
     """Replace a file atomically: after a crash it has either the whole old or the whole new content."""
+    with _written(path, data) as made:
+        made.rename(path)
+
+
+@contextmanager
+def _written(path: Path, data: bytes) -> Iterator[Path]:
+    """Write a file beside `path`, which the caller gives this name, durable at the end."""
     made = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")  # unique per writer
     try:
         made.write_bytes(data)
         sync(made)
-        made.rename(path)
-    except BaseException:
+        yield made
+    finally:
         made.unlink(missing_ok=True)
-        raise
     sync(path.parent)
 
 
