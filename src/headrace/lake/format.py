@@ -198,14 +198,14 @@ class Committed(NamedTuple):
     manifest. None if an earlier version made the commit."""
 
     @classmethod
-    def find(cls, app: str, last: Callable[[str], int | None]) -> Self | None:
+    def find(cls, app: str, last: Callable[[str], int | str | None]) -> Self | None:
         """Find the commit by a function that returns the last number of an application."""
         number, joined = last(app), last(f"{app}.token")
         if number is None:
             return None
-        if joined is None or joined >> _TOKEN_BITS != number:
-            return cls(number, None)
-        return cls(number, joined & ((1 << _TOKEN_BITS) - 1))
+        if joined is None or int(joined) >> _TOKEN_BITS != int(number):
+            return cls(int(number), None)
+        return cls(int(number), int(joined) & ((1 << _TOKEN_BITS) - 1))
 
     def numbers(self, app: str) -> dict[str, int]:
         """Return the numbers that a commit stores, by application."""

@@ -367,8 +367,4 @@ def _value(field: NestedField, found: Mapping[int, bytes] | None) -> Any:
 
 
 def _last(table: Table, app: str) -> Committed | None:
-    def number(app: str) -> int | None:
-        found = table.properties.get(f"{_LAST_KEY}{app}")
-        return None if found is None else int(found)
-
-    return Committed.find(app, number)
+    return Committed.find(app, lambda name: table.properties.get(f"{_LAST_KEY}{name}"))

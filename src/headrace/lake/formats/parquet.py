@@ -267,11 +267,7 @@ def _database(storage: Storage) -> Iterator[sqlite3.Connection]:
 
 
 def _last(database: sqlite3.Connection, app: str) -> Committed | None:
-    def number(app: str) -> int | None:
-        found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
-        return None if found is None else int(found[0])
-
-    return Committed.find(app, number)
+    return Committed.find(app, dict(database.execute("select app, last from numbers")).get)
 
 
 def _files(database: sqlite3.Connection) -> dict[str, int]:

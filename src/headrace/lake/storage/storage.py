@@ -157,11 +157,12 @@ class Storage(ABC):
     def check_apart(self, other: "Storage") -> None:
         """Raise LakeError if one of two places is inside the other."""
         one, another = self.parts(), other.parts()
+        advice = f"name another {'address' if '://' in other.address else 'directory'}"
         if one == another:
-            raise LakeError(f"{other.address} is the lake itself: name another place")
+            raise LakeError(f"{other.address} is the lake itself: {advice}")
         if one == another[: len(one)] or another == one[: len(another)]:
             raise LakeError(
-                f"of {other.address} and the lake {self.address}, one is inside the other: name another place"
+                f"of {other.address} and the lake {self.address}, one is inside the other: {advice}"
             )
 
 
@@ -296,8 +297,22 @@ class DirectoryStorage(Storage):
             sync(parent)
         sync(self.root)
 
-    def lock(self, job: str) -> "Lock":
-        return Lock(self.root, job)
+    @contextmanager
+    def lock(self, job: str) -> Iterator[None]:
+        try:
+            path = self.root / HIDDEN / f"lock-{job}"
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        except OSError as error:
+            raise LakeError(f"{self.root} cannot be written to: {error.strerror}") from None
+        with os.fdopen(fd, "r+b", buffering=0) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                holder = file.read(20).decode("ascii", "replace").strip() or "unknown"
+                raise LakeError(f"another {job} writes to {self.root} (process {holder})") from None
+            file.truncate(0)
+            file.write(b"%d\n" % os.getpid())
+            yield
 
     def prepare(self) -> None:
         try:
@@ -339,34 +354,6 @@ class NewDirectoryFile:
                 self.content.close()
             self._made.unlink(missing_ok=True)
             self._made = None
-
-
-class Lock:
-    """Lock that is held until the `with` block ends, or until the process ends in any way."""
-
-    def __init__(self, root: Path, job: str) -> None:
-        self._root, self._job = root, job
-        path = root / HIDDEN / f"lock-{job}"
-        try:
-            self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        except OSError as error:
-            raise LakeError(f"{root} cannot be written to: {error.strerror}") from None
-
-    def __enter__(self) -> Self:
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(self._fd, 20, 0).decode("ascii", "replace").strip()
-            os.close(self._fd)
-            raise LakeError(
-                f"another {self._job} writes to {self._root} (process {holder or 'unknown'})"
-            ) from None
-        os.ftruncate(self._fd, 0)
-        os.pwrite(self._fd, b"%d\n" % os.getpid(), 0)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        os.close(self._fd)
 
 
 def sync(path: Path) -> None:
