@@ -14,14 +14,14 @@ def make_lake(lake: Path, files: Iterable[Iterable[RecordRows]]) -> None:
     """Make a lake of one batch, with a file for each group of rows. Rows of a topic begin at offset 0."""
     from headrace.lake.files.writing import Writer
     from headrace.lake.format import File, Manifest, Shape
-    from headrace.lake.formats.delta import DeltaLake
     from headrace.lake.manifests import Manifests
     from headrace.lake.storage.storage import storage_of
+    from headrace.lake.table import make_table
     from headrace.model import Position
     from headrace.pipeline.job import EXPORT_APP as APP
 
     storage = storage_of(lake)
-    table = DeltaLake.make(storage, Shape())
+    table = make_table(storage, "delta", Shape())
     written: list[WrittenFile] = []
     for number, some in enumerate(files):
         writer = Writer(storage, f"00000000-{number:012x}-{number:04}", Shape())

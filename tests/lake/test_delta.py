@@ -4,6 +4,7 @@ Two of these tests check the library: they fail when it changes something that o
 """
 
 import json
+import os
 
 import pyarrow as pa
 import pytest
@@ -21,7 +22,7 @@ APP = "test"
 
 @pytest.fixture
 def lake(tmp_path):
-    return DeltaLake.make(storage_of(tmp_path / "a lake"), Shape())
+    return make_table(storage_of(tmp_path / "a lake"), "delta", Shape())
 
 
 def batch(lake, number, *some):
@@ -114,6 +115,30 @@ def test_numbers_survive_when_only_a_checkpoint_is_left(lake):
     assert not lake.commit(APP, 2, batch(lake, 2), token())
     assert lake.commit(APP, 3, batch(lake, 3), token())
     assert len(payloads(lake)) == 4
+
+
+@pytest.mark.parametrize("is_known", [True, False], ids=["known", "an unknown outcome"])
+def test_a_commit_is_on_disk_when_it_counts(lake, monkeypatch, is_known):
+    synced = set()
+    monkeypatch.setattr("os.fsync", lambda fd: synced.add(os.readlink(f"/proc/self/fd/{fd}")))
+
+    class Lost(DeltaTable):
+        def create_write_transaction(self, *given, **more):
+            super().create_write_transaction(*given, **more)
+            raise OSError("the answer is lost")
+
+    if not is_known:
+        monkeypatch.setattr("headrace.lake.formats.delta.DeltaTable", Lost)
+    log = lake._storage.root / LOG
+    before = set(log.iterdir())
+    for number in range(100):  # the last commit makes a checkpoint
+        synced.clear()
+        assert lake.commit(APP, number, [], token())
+        written = set(log.iterdir()) - before
+        before |= written
+        assert written
+        assert {str(path) for path in (*written, log)} <= synced
+    assert log / "_last_checkpoint" in before
 
 
 def test_a_directory_of_something_else_is_left_alone(tmp_path):

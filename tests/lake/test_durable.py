@@ -2,8 +2,8 @@
 
 import pytest
 
-from headrace.lake.storage import directory
-from headrace.lake.storage.directory import replace
+from headrace.lake.storage import storage as directory
+from headrace.lake.storage.storage import replace
 
 
 def test_two_may_replace_a_file_at_the_same_time(tmp_path, monkeypatch):

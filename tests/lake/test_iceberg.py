@@ -17,16 +17,15 @@ from pyiceberg.table import StaticTable
 from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats import iceberg
 from headrace.lake.formats.iceberg import IcebergLake
-from headrace.lake.storage.directory import replace
-from headrace.lake.storage.storage import storage_of
-from headrace.lake.table import open_table
+from headrace.lake.storage.storage import replace, storage_of
+from headrace.lake.table import make_table, open_table
 from tests.lake.rows import DAY_MS, NOON_MS, rows, token
 from tests.lake.test_table import APP, batch, merged, payloads, three_batches
 
 
 @pytest.fixture
 def lake(tmp_path):
-    return IcebergLake.make(storage_of(tmp_path / "a lake"), Shape())
+    return make_table(storage_of(tmp_path / "a lake"), "iceberg", Shape())
 
 
 def catalog_of(path):
@@ -132,7 +131,7 @@ def test_columns_of_all_types_are_known_to_it(tmp_path):
             ("price", pa.decimal128(12, 2)),
         ]
     )
-    lake = IcebergLake.make(storage_of(tmp_path / "lake"), Shape(False, "json", decoded))
+    lake = make_table(storage_of(tmp_path / "lake"), "iceberg", Shape(False, "json", decoded))
     found = open_table(storage_of(tmp_path / "lake")).shape
     assert (found.decode, found.decoded) == ("json", decoded)
     names = [field.name for field in lake._table().schema().fields]

@@ -18,7 +18,6 @@ from headrace.lake.format import (
     MergedManifest,
     RecordRange,
     decode_manifest,
-    decode_merged,
 )
 from headrace.lake.manifests import SINCE_MAX, Manifests, MissingManifestError, Reach
 from headrace.lake.storage.storage import storage_of
@@ -40,7 +39,7 @@ def test_a_manifest_is_read_as_it_was_written(start, end, lost):
         merged="merged/000000000002-0a0b0c0d.json",
         since=(1, 2**32 - 1),
     )
-    assert decode_manifest(one.encode(), "here") == one
+    assert decode_manifest(one.encode(), Manifest, "here") == one
 
 
 class Lake:
@@ -119,7 +118,7 @@ def test_a_merged_one_says_the_same_as_each_of_them(lake):
     rows = sum(one.rows for which in before for one in which.ranges)
     assert sum(one.rows for one in merged.ranges) == rows
     assert len([one for one in merged.ranges if one.topic == "a"]) == 1
-    assert decode_merged(merged.encode(), "here").encode() == merged.encode()
+    assert decode_manifest(merged.encode(), MergedManifest, "here").encode() == merged.encode()
 
 
 def test_what_was_never_committed_is_not_found_and_disturbs_nobody(tmp_path):
@@ -207,6 +206,17 @@ def test_those_that_no_longer_count_are_left_over_when_no_job_can_read_them(lake
     lake.batch()
     assert f"_headrace/{lake.made[-SINCE_MAX - 2].merged}" in lake.manifests.leftovers(lake.last)
     assert lake.manifests.reach(lake.last) == lake.reach()
+
+
+def test_those_before_a_merged_one_are_read_until_it_has_counted_for_an_hour(lake):
+    lake.batches(SINCE_MAX + 1)
+    # An export was killed after it had merged them, and before it committed the next batch.
+    assert lake.manifests.predecessors(lake.last).merged
+    lake.grow_old()
+    before = lake.last
+    lake.batch()
+    assert lake.manifests.leftovers(lake.last) == []
+    assert lake.manifests.reach(before)
 
 
 def test_those_of_an_earlier_version_are_merged_by_the_next_batch(lake):

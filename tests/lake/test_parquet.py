@@ -10,7 +10,7 @@ from headrace.lake.format import LakeError, Shape
 from headrace.lake.formats import parquet as registry
 from headrace.lake.formats.parquet import ParquetLake
 from headrace.lake.storage.storage import storage_of
-from headrace.lake.table import open_table
+from headrace.lake.table import make_table, open_table
 from tests.lake.others import of_all_files
 from tests.lake.rows import rows, token
 from tests.lake.test_table import APP, batch, merged, payloads, three_batches
@@ -21,7 +21,7 @@ class Killed(BaseException): ...
 
 @pytest.fixture
 def lake(tmp_path):
-    return ParquetLake.make(storage_of(tmp_path / "a lake"), Shape())
+    return make_table(storage_of(tmp_path / "a lake"), "parquet", Shape())
 
 
 def kill(*given):
@@ -135,7 +135,7 @@ def test_files_of_others_stay_and_so_does_what_cannot_be_put_right(lake):
 
 @pytest.mark.parametrize("by_topic", [False, True])
 def test_everyone_reads_it(tmp_path, by_topic):
-    lake = ParquetLake.make(storage_of(tmp_path / "lake"), Shape(by_topic))
+    lake = make_table(storage_of(tmp_path / "lake"), "parquet", Shape(by_topic))
     lake.commit(APP, 0, batch(lake, 0, rows("a", [b"x"]), rows("b/..", [b"y"], ms=[0])), token())
     for pattern in ("", "/**/*.parquet"):
         found = duckdb.read_parquet(f"{tmp_path / 'lake'}{pattern}", hive_partitioning=True)

@@ -204,6 +204,15 @@ def test_a_file_that_is_gone_before_it_is_looked_at_does_not_end_a_sweep(lake):
     assert lake.sweep(0, dry_run=False) == 0
 
 
+def test_one_that_another_process_has_made_first_keeps_its_shape(tmp_path, kind):
+    storage = storage_of(tmp_path)
+    made = make_table(storage, kind, Shape(by_topic=True))
+    with pytest.raises(LakeError, match="is partitioned by topic and date: give --by-topic"):
+        make_table(storage, kind, Shape())
+    again = make_table(storage, kind, Shape(by_topic=True))
+    assert (again.id, again.shape) == (made.id, made.shape)
+
+
 def test_one_that_was_left_while_it_was_made_is_made_again(tmp_path, kind):
     lake = make_table(storage_of(tmp_path), kind, Shape())
     assert find_table(storage_of(tmp_path), kind, Shape())

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import pandas as pd
 import pyarrow.parquet as pq
@@ -19,8 +20,7 @@ from headrace.lake import manifests
 from headrace.lake.files.reading import check_file, read_ranges, read_topic
 from headrace.lake.format import LakeError
 from headrace.lake.manifests import Manifests
-from headrace.lake.storage.directory import Lock
-from headrace.lake.storage.storage import HIDDEN, storage_of
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, storage_of
 from headrace.lake.table import open_table
 from headrace.log.records import pack_record
 from headrace.pipeline.audit.job import audit
@@ -146,7 +146,7 @@ def test_a_compaction_killed_at_any_point_is_as_one_that_nobody_disturbed(made, 
 def test_of_two_compactions_at_once_each_file_is_merged_by_one(made, point, monkeypatch):
     """This simulates two machines, where the lock of one does not reach the other."""
     before = rows_of(made.path)
-    monkeypatch.setattr(Lock, "__enter__", lambda self: self)
+    monkeypatch.setattr(DirectoryStorage, "lock", lambda self, job: nullcontext())
     others = []
     done = run(made.path, points=Meddling(**{point: lambda: others.append(run(made.path))}))
     assert len(others) == 1
@@ -162,7 +162,7 @@ def test_of_two_compactions_at_once_each_file_is_merged_by_one(made, point, monk
 def test_another_compaction_at_any_step_of_the_commit(made, step, monkeypatch):
     before = rows_of(made.path)
     meddling = []
-    monkeypatch.setattr(Lock, "__enter__", lambda self: self)
+    monkeypatch.setattr(DirectoryStorage, "lock", lambda self, job: nullcontext())
 
     def meddle():
         if meddling:

@@ -6,6 +6,7 @@ on Delta.
 
 import sqlite3
 import sys
+from contextlib import nullcontext
 from functools import partial
 from itertools import product
 from types import SimpleNamespace
@@ -19,7 +20,7 @@ from headrace.cli.main import main
 from headrace.client.topics.lake import open_lake
 from headrace.lake.format import LakeError
 from headrace.lake.formats.parquet import ParquetLake
-from headrace.lake.storage.storage import storage_of
+from headrace.lake.storage.storage import DirectoryStorage, storage_of
 from headrace.lake.table import open_table
 from headrace.pipeline import aggregate, audit, compact, export, replay, report
 from headrace.pipeline.audit import files as audit_files
@@ -117,7 +118,7 @@ def test_a_compaction_killed_at_any_point_keeps_every_row(made, point):
     ),
 )
 def test_exports_and_another_compaction_beside_one_lose_nothing(made, point, monkeypatch):
-    monkeypatch.setattr("headrace.lake.storage.directory.Lock.__enter__", lambda self: self)
+    monkeypatch.setattr(DirectoryStorage, "lock", lambda self, job: nullcontext())
 
     def meanwhile():
         made.batch("a", "c", day=1)

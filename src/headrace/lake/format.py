@@ -58,11 +58,6 @@ class LakeError(HeadraceError):
 class StorageError(LakeError):
     """The object storage has failed or refused a request. That says nothing about the lake's files."""
 
-    def __init__(self, text: str, *, is_cut: bool = False) -> None:
-        self.is_cut = is_cut
-        """True if an answer ended too early, which libraries do not always repeat."""
-        super().__init__(text)
-
 
 class DamagedTableError(LakeError):
     """The metadata that names the lake's files cannot be read.
@@ -203,14 +198,14 @@ class Committed(NamedTuple):
     manifest. None if an earlier version made the commit."""
 
     @classmethod
-    def find(cls, app: str, last: Callable[[str], int | None]) -> Self | None:
+    def find(cls, app: str, last: Callable[[str], int | str | None]) -> Self | None:
         """Find the commit by a function that returns the last number of an application."""
         number, joined = last(app), last(f"{app}.token")
         if number is None:
             return None
-        if joined is None or joined >> _TOKEN_BITS != number:
-            return cls(number, None)
-        return cls(number, joined & ((1 << _TOKEN_BITS) - 1))
+        if joined is None or int(joined) >> _TOKEN_BITS != int(number):
+            return cls(int(number), None)
+        return cls(int(number), int(joined) & ((1 << _TOKEN_BITS) - 1))
 
     def numbers(self, app: str) -> dict[str, int]:
         """Return the numbers that a commit stores, by application."""
@@ -277,28 +272,12 @@ class MergedManifest(msgspec.Struct, frozen=True, kw_only=True):
         return self.crc == self._sum()
 
 
-N = TypeVar("N", Manifest, MergedManifest)
+AnyManifest = TypeVar("AnyManifest", Manifest, MergedManifest)
 S = TypeVar("S", bound=msgspec.Struct)
-
-
-def _present(found: N) -> N:
-    """Return the manifest with present topic names, also if an earlier version wrote it."""
-    is_old = found.format < RENAMED_FORMAT
-    return _renamed(found, present_topic) if is_old else found
 
 
 def present_topic(name: str) -> str:
     return present_name(name.encode()).decode()
-
-
-def _renamed(found: N, name: Callable[[str], str]) -> N:
-    return msgspec.structs.replace(
-        found,
-        start={name(topic): at for topic, at in found.start.items()},
-        end={name(topic): at for topic, at in found.end.items()},
-        ranges=tuple(one._replace(topic=name(one.topic)) for one in found.ranges),
-        lost=tuple(one._replace(topic=name(one.topic)) for one in found.lost),
-    )
 
 
 class _Versioned(msgspec.Struct):
@@ -314,24 +293,29 @@ def decode_versioned(data: bytes, kind: type[S], place: str) -> S:
     return msgspec.json.decode(data, type=kind)
 
 
-def decode_manifest(data: bytes, place: str) -> Manifest:
+def decode_manifest(
+    data: bytes, kind: type[AnyManifest], place: str, crc: int | None = None
+) -> AnyManifest:
+    """Decode a manifest, with present topic names also if an earlier version wrote it."""
     try:
-        return _present(decode_versioned(data, Manifest, place))
+        if crc not in (None, crc32c(data)):
+            raise ValueError("its checksum fails")
+        found = decode_versioned(data, kind, place)
+        if isinstance(found, MergedManifest) and not found.is_sound():
+            raise ValueError("its checksum fails")
     except ValueError as error:  # includes the decoding errors of msgspec and UTF-8
         raise LakeError(
             f"{place} is damaged ({error}): restore it, or export to a new directory"
         ) from None
-
-
-def decode_merged(data: bytes, place: str) -> MergedManifest:
-    reason = "its checksum fails"
-    try:
-        found = decode_versioned(data, MergedManifest, place)
-        if found.is_sound():
-            return _present(found)
-    except ValueError as error:
-        reason = str(error)
-    raise LakeError(f"{place} is damaged ({reason}): restore it, or export to a new directory")
+    if found.format >= RENAMED_FORMAT:
+        return found
+    return msgspec.structs.replace(
+        found,
+        start={present_topic(topic): at for topic, at in found.start.items()},
+        end={present_topic(topic): at for topic, at in found.end.items()},
+        ranges=tuple(one._replace(topic=present_topic(one.topic)) for one in found.ranges),
+        lost=tuple(one._replace(topic=present_topic(one.topic)) for one in found.lost),
+    )
 
 
 def check_format(number: int, place: str) -> None:

@@ -20,6 +20,7 @@ from crc32c import crc32c
 
 from headrace.lake.format import (
     RENAMED_FORMAT,
+    AnyManifest,
     Committed,
     LakeError,
     Manifest,
@@ -27,9 +28,8 @@ from headrace.lake.format import (
     Positions,
     RecordRange,
     decode_manifest,
-    decode_merged,
 )
-from headrace.lake.storage.storage import HIDDEN, Storage, StoredFile
+from headrace.lake.storage.storage import HIDDEN, Storage
 
 SINCE_MAX = 64
 """Maximum number of manifests that a manifest names besides the merged one."""
@@ -65,12 +65,10 @@ class Names(NamedTuple):
     single: list[Committed]
     """Number and checksum of each other one, in order."""
 
-
-class Predecessors(NamedTuple):
-    """The manifests before a batch, as its own manifest names them."""
-
-    merged: str = ""
-    since: tuple[int, ...] = ()
+    @property
+    def since(self) -> tuple[int, ...]:
+        """Checksums of the others, as the next manifest names them."""
+        return tuple(one.token or 0 for one in self.single)
 
 
 class Manifests:
@@ -84,18 +82,14 @@ class Manifests:
         return name
 
     def read(self, name: Committed) -> Manifest:
-        path = self.path(name)
-        data = self._read(path, name.token)
-        return decode_manifest(data, str(self._storage.file(path)))
+        return self._read(self.path(name), name.token, Manifest)
 
     def read_merged(self, name: str) -> MergedManifest:
         """Read a merged manifest; an empty name stands for the one of no batches."""
         if not name:
             return MergedManifest()
-        path = f"{HIDDEN}/{name}"
         crc = re.search("-([0-9a-f]{8})[.]", name)
-        data = self._read(path, int(crc[1], 16) if crc else None)
-        return decode_merged(data, str(self._storage.file(path)))
+        return self._read(f"{HIDDEN}/{name}", int(crc[1], 16) if crc else None, MergedManifest)
 
     def path(self, name: Committed) -> str:
         crc = "" if name.token is None else f"-{name.token:08x}"
@@ -136,12 +130,12 @@ class Manifests:
             return _has_old_names(merged)
         return bool(names.single) and self.read(names.single[0]).format < RENAMED_FORMAT
 
-    def predecessors(self, last: Committed | None) -> Predecessors:
-        """Return what the manifest after the last committed one has to name."""
+    def predecessors(self, last: Committed | None) -> Names:
+        """Return the manifests that the one after the last committed one has to name."""
         names = self.names(last)
         if (last is not None and last.token is None) or len(names.single) > SINCE_MAX:
-            return Predecessors(self._merge(names))
-        return Predecessors(names.merged, tuple(one.token or 0 for one in names.single))
+            return Names(self._merge(names), [])
+        return names
 
     def _merge(self, names: Names) -> str:
         """Write a merged manifest in the place of these, durable when this returns; return its name."""
@@ -161,17 +155,22 @@ class Manifests:
             for one in self._storage.list(f"{HIDDEN}/{folder}/")
             if (name := _NAME.fullmatch(one.path)) is not None
         ]
-        # A manifest is read until a merged one contains its batches. Times are compared with each other only,
-        # because they may come from the clock of another machine.
-        newest = max((one.modified_s for one, _ in found), default=0.0)
-        until = newest - _READ_S
-        merged = max(
-            (int(name[2]) for one, name in found if name[1] and one.modified_s < until), default=0
-        )
+        # Times are compared with each other only, because they may come from the clock of another machine.
+        until = max((one.modified_s for one, _ in found), default=0.0) - _READ_S
+        # A manifest is read until a merged one contains its batch. The merged one counts only since the next
+        # batch, which has the number of the merged one: a killed export may have left it long before.
+        written: dict[int, float] = {}
+        for one, name in found:
+            if not name[1]:
+                number = int(name[2])
+                written[number] = max(one.modified_s, written.get(number, 0.0))
+        counts = (int(name[2]) for _, name in found if name[1])
+        merged = max((one for one in counts if written.get(one, until) < until), default=0)
         return [
             one.path
             for one, name in found
-            if one.path not in needed and _is_over(one, name, merged, until)
+            if one.path not in needed
+            and (one.modified_s < until if name[3] else int(name[2]) < merged)
         ]
 
     def _create(self, path: str, data: bytes) -> None:
@@ -182,7 +181,7 @@ class Manifests:
                 f"{self._storage.file(path)} does not have the content that was written to it: remove it"
             )
 
-    def _read(self, path: str, crc: int | None) -> bytes:
+    def _read(self, path: str, crc: int | None, kind: type[AnyManifest]) -> AnyManifest:
         try:
             data = self._storage.read(path)
         except FileNotFoundError:
@@ -190,19 +189,7 @@ class Manifests:
                 f"{self._storage.file(path)} is missing, a manifest of the table: restore it, or export to a "
                 "new directory"
             ) from None
-        if crc is not None and crc32c(data) != crc:
-            raise LakeError(
-                f"{self._storage.file(path)} is damaged (its checksum fails): restore it, or export to a new "
-                "directory"
-            )
-        return data
-
-
-def _is_over(one: StoredFile, name: re.Match[str], merged: int, until: float) -> bool:
-    """True if a merged manifest contains all batches of this one, or if it was never completed."""
-    if name[3]:
-        return one.modified_s < until
-    return int(name[2]) < merged
+        return decode_manifest(data, kind, str(self._storage.file(path)), crc)
 
 
 def _has_old_names(merged: MergedManifest) -> bool:

@@ -5,7 +5,6 @@ buckets. To change states, one commit adds a new file for each of their buckets 
 """
 
 import re
-import time
 import uuid
 import zlib
 from bisect import bisect_left
@@ -16,7 +15,6 @@ from typing import Any, NamedTuple, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake.transaction import AddAction
 
 from headrace.lake.format import (
     FORMAT,
@@ -33,6 +31,7 @@ from headrace.lake.format import (
 )
 from headrace.lake.formats.delta import (
     LOG,
+    add_action,
     can_open,
     commit_delta,
     make_delta,
@@ -91,12 +90,7 @@ class Buckets(NamedTuple):
 
     @classmethod
     def of(cls, total: int, topics: Iterable[str]) -> Self:
-        found: set[int] = set()
-        for topic in topics:
-            found.add(bucket_of(topic, total))
-            if len(found) == total:
-                break
-        return cls(total, tuple(sorted(found)))
+        return cls(total, tuple(sorted({bucket_of(topic, total) for topic in topics})))
 
     def place(self, topic: str) -> int:
         bucket = bucket_of(topic, self.total)
@@ -251,28 +245,24 @@ class StatesTable:
 
     def replace(self, app: str, number: int, files: Sequence[StatesFile]) -> bool:
         """Make these files the whole table; return False, without a change, if the number is not new."""
-        return self._commit(app, number, files, None)
-
-    def update(
-        self, app: str, number: int, files: Sequence[StatesFile], replaced: Collection[str]
-    ) -> bool:
-        """Put these files in the place of `replaced`.
-
-        Return False, without a change, if the number is already committed or if one of `replaced` is no
-        longer in the table.
-        """
-        return self._commit(app, number, files, replaced)
+        return self.update(app, number, files, None)
 
     @writes
-    def _commit(
+    def update(
         self,
         app: str,
         number: int,
         files: Sequence[StatesFile],
         replaced: Collection[str] | None,
     ) -> bool:
+        """Put these files in the place of `replaced`, or of all files if that is None.
+
+        Return False, without a change, if the number is already committed or if one of `replaced` is no
+        longer in the table.
+        """
         wanted = Committed(number, token_of(one.path for one in files))
-        return commit_delta(self._storage, app, wanted, [_add(one) for one in files], replaced)
+        added = [add_action(*one) for one in files]
+        return commit_delta(self._storage, app, wanted, added, replaced)
 
     def files(self) -> list[str]:
         return [path for path, _ in self.rows()]
@@ -327,14 +317,3 @@ class StatesTable:
     def sweep(self) -> None:
         """Delete files that the table has not named for a week, including leftovers of killed jobs."""
         sweep_delta(self._storage, _KEPT_S, _NAME, dry_run=False)
-
-
-def _add(one: StatesFile) -> AddAction:
-    return AddAction(
-        path=one.path,
-        size=one.bytes,
-        partition_values={},
-        modification_time=int(time.time() * 1000),
-        data_change=True,
-        stats=f'{{"numRecords": {one.rows}}}',
-    )

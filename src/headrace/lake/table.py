@@ -9,8 +9,7 @@ from typing import Protocol
 from headrace.lake.columns import columns_text
 from headrace.lake.files.writing import Bounds, FileLayout, WrittenFile
 from headrace.lake.format import Committed, LakeError, Oddity, Shape, not_ours
-from headrace.lake.storage.directory import DirectoryStorage, directory_of
-from headrace.lake.storage.storage import HIDDEN, Storage
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, Storage, directory_of
 
 FORMATS = ("delta", "parquet", "iceberg")
 AUTO = "auto"
@@ -83,18 +82,16 @@ def find_table(
     found = _find(storage) if storage.exists() else None
     if found is None:
         _check_catalog(storage, kind)
-        if not storage.exists():
-            return None
-    others = storage.top() - _left_of_making(storage) if found is None else set()
-    if others:
-        raise not_ours(storage.address, min(others))
-    if found is not None:
-        if kind not in (AUTO, found.kind):
-            raise LakeError(
-                f"{storage.address} is a lake of the format {found.kind}: give --format {found.kind}, or "
-                "name another directory"
-            )
-        _check_shape(storage.address, found.shape, shape, any_partition=any_partition)
+        others = storage.top() - _left_of_making(storage) if storage.exists() else set()
+        if others:
+            raise not_ours(storage.address, min(others))
+        return None
+    if kind not in (AUTO, found.kind):
+        raise LakeError(
+            f"{storage.address} is a lake of the format {found.kind}: give --format {found.kind}, or "
+            "name another directory"
+        )
+    _check_shape(storage.address, found.shape, shape, any_partition=any_partition)
     return found
 
 
@@ -129,14 +126,19 @@ def open_table(storage: Storage) -> Table:
 
 def make_table(storage: Storage, kind: str, shape: Shape) -> Table:
     """Create a table in a place where `find_table` has returned None."""
-    return _class_of(kind).make(storage, shape)
+    _class_of(kind).make(storage, shape)
+    made = find_table(storage, kind, shape)  # another process may have created another one first
+    assert made is not None
+    made.sync()
+    return made
 
 
 class _Kind(Protocol):
     def open(self, storage: Storage) -> Table | None:
         """Return the table; None if there is none of this kind, or if its creation was interrupted."""
 
-    def make(self, storage: Storage, shape: Shape) -> Table: ...
+    def make(self, storage: Storage, shape: Shape) -> None:
+        """Create the table, unless another process has created it."""
 
 
 _MARKS = {

@@ -53,11 +53,11 @@ def test_a_created_file_has_its_content(storage):
     assert storage.read("empty") == b""
 
 
-@pytest.mark.parametrize("other", [b"other", b"content"])
-def test_a_name_is_given_once(storage, other):
+def test_a_name_is_given_once(storage):
     assert storage.create("a/file", b"content")
-    assert not storage.create("a/file", other)
+    assert not storage.create("a/file", b"other")
     assert storage.read("a/file") == b"content"
+    assert storage.create("a/file", b"content")  # an attempt may be repeated
 
 
 def test_of_many_creators_of_a_name_one_succeeds(storage):
@@ -155,7 +155,6 @@ def test_a_listing_names_files_below_a_prefix(storage):
     assert paths(storage, "nothing/") == set()
     (found,) = (one for one in storage.list() if one.path == "ab/1")
     assert isinstance(found, StoredFile)
-    assert found.bytes == 5
     assert before_s < found.modified_s < time.time() + 2
     assert storage.top() - {HIDDEN} == {"a", "ab", ODD_NAME.partition("/")[0]}
 
@@ -231,12 +230,12 @@ def test_places_must_be_apart(place):
 def test_a_table_is_written_with_the_options_of_its_place(storage):
     for number in range(2):
         write_deltalake(
-            storage.table_address,
+            storage.address,
             pa.table({"number": [number]}),
             mode="append",
             storage_options=dict(storage.table_options),
         )
-    table = DeltaTable(storage.table_address, storage_options=dict(storage.table_options))
+    table = DeltaTable(storage.address, storage_options=dict(storage.table_options))
     assert table.version() == 1
     storage.sync(paths(storage))
     assert storage.has("_delta_log/00000000000000000001.json")

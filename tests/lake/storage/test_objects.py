@@ -67,7 +67,7 @@ def test_a_file_counts_as_created_if_only_the_answer_was_lost(storage, s3_proxy)
 def test_a_file_is_created_after_a_request_was_lost(storage, s3_proxy):
     s3_proxy.fail(LOSE_REQUEST, "PUT", times=2)
     assert storage.create("commit", b"ours")
-    assert not storage.create("commit", b"ours")
+    assert not storage.create("commit", b"theirs")
 
 
 def test_another_file_is_not_ours_although_an_answer_was_lost(storage, bucket, s3_proxy):
@@ -399,9 +399,9 @@ def test_work_goes_on_when_a_killed_store_is_back(tmp_path, monkeypatch):
 def test_a_table_survives_a_store_that_is_busy_for_a_while(storage, s3_proxy):
     rows = pa.table({"number": [1]})
     s3_proxy.fail(SLOW_DOWN, times=5)
-    write_deltalake(storage.table_address, rows, storage_options=dict(storage.table_options))
+    write_deltalake(storage.address, rows, storage_options=dict(storage.table_options))
     s3_proxy.fail(Answer(500), times=5)
-    table = DeltaTable(storage.table_address, storage_options=dict(storage.table_options))
+    table = DeltaTable(storage.address, storage_options=dict(storage.table_options))
     assert table.version() == 0
 
 
@@ -414,7 +414,7 @@ def test_options_count_before_the_environment(bucket, monkeypatch):
     storage = storage_of(bucket.url, bucket.options)
     storage.prepare()
     rows = pa.table({"number": [1]})
-    write_deltalake(storage.table_address, rows, storage_options=dict(storage.table_options))
+    write_deltalake(storage.address, rows, storage_options=dict(storage.table_options))
     assert storage.has("_delta_log")
 
 
@@ -424,7 +424,7 @@ def test_the_environment_is_enough(bucket, monkeypatch):
     storage = storage_of(bucket.url)
     storage.prepare()
     rows = pa.table({"number": [1]})
-    write_deltalake(storage.table_address, rows, storage_options=dict(storage.table_options))
+    write_deltalake(storage.address, rows, storage_options=dict(storage.table_options))
     assert storage.has("_delta_log")
 
 

@@ -48,7 +48,7 @@ def profile(name, key="profile-key", secret="profile-secret"):
 def test_an_address_has_one_form(address, normal):
     found = storage_of(address, {})
     expected = normal or "abfss://files@account.dfs.core.windows.net/lake"
-    assert found.address == found.table_address == expected
+    assert found.address == expected
     assert pickle.loads(pickle.dumps(found)) == found
     assert found == storage_of(expected, {})
 

@@ -22,6 +22,7 @@ from headrace.lake.format import File, LakeError, Manifest, Shape
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import Manifests
 from headrace.lake.storage.storage import storage_of
+from headrace.lake.table import make_table
 from headrace.log import layout
 from headrace.log.verify.checks import VerifiedRange
 from headrace.log.verify.verify import verify
@@ -438,7 +439,7 @@ def test_a_column_by_another_name_is_damage(lake):
 
 def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> None:
     """Commit a batch as an export does; with `noted=False`, its manifest lists no files."""
-    table = DeltaLake.open(storage_of(lake)) or DeltaLake.make(storage_of(lake), Shape())
+    table = DeltaLake.open(storage_of(lake)) or make_table(storage_of(lake), "delta", Shape())
     written = write(lake, *some)
     manifests = Manifests(storage_of(lake))
     before = manifests.predecessors(table.last(APP))

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+from contextlib import nullcontext
 from pathlib import Path
 
 import duckdb
@@ -15,8 +16,7 @@ from headrace import connect_blocking
 from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import FORMAT, LakeError, Shape
-from headrace.lake.storage.directory import Lock
-from headrace.lake.storage.storage import HIDDEN, storage_of
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, storage_of
 from headrace.pipeline.compact import compact
 from headrace.pipeline.dedupe import keys as dedupe_keys
 from headrace.pipeline.dedupe import tasks as dedupe_tasks
@@ -399,7 +399,7 @@ def test_of_two_runs_at_once_one_counts(made, tmp_path, monkeypatch):
         pytest.raises(LakeError, match="another dedupe writes to"),
     ):
         run(made.path, into)
-    monkeypatch.setattr(Lock, "__enter__", lambda self: self)
+    monkeypatch.setattr(DirectoryStorage, "lock", lambda self, job: nullcontext())
     for point in ("written", "noted"):
         meddling = Meddling(**{point: lambda: run(made.path, into)})
         with pytest.raises(LakeError, match="it has committed run"):

@@ -37,8 +37,7 @@ from headrace.lake.format import (
     in_a_sentence,
     plain,
 )
-from headrace.lake.storage.directory import directory_of
-from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, directory_of
 
 OWN_CATALOG = f"{HIDDEN}/catalog.db"
 """Database of a lake that has its own catalogue."""
@@ -174,7 +173,7 @@ class LakeCatalog:
 
 def location_of(storage: Storage) -> str:
     """Return the address of a lake as Iceberg writes it."""
-    place = storage.table_address
+    place = storage.address
     return place if "://" in place else f"file://{place}"
 
 
@@ -253,70 +252,56 @@ def _without_secrets(reason: object, options: Mapping[str, str]) -> str:
 class StorageIO(FileIO):
     """File access of the library through the storage of a lake. The library loads this class by its name."""
 
-    def new_input(self, location: str) -> "_Input":
-        return _Input(location, self._file(location))
+    def new_input(self, location: str) -> "_File":
+        storage: Storage = self.properties[_STORAGE]
+        inside = f"{location_of(storage)}/"
+        if location.startswith(inside):
+            return _File(location, storage.file(location.removeprefix(inside)))
+        return _File(location, storage.file_at(location))
 
-    def new_output(self, location: str) -> "_Output":
-        return _Output(location, self._file(location))
+    new_output = new_input
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         address = location if isinstance(location, str) else location.location
-        file = self._file(address)
-        file.storage.delete([file.path])
-
-    def _file(self, address: str) -> LakeFile:
-        storage: Storage = self.properties[_STORAGE]
-        inside = f"{location_of(storage)}/"
-        if address.startswith(inside):
-            return storage.file(address.removeprefix(inside))
-        return storage.file_at(address)
+        place = self.new_input(address).place
+        place.storage.delete([place.path])
 
 
-class _Stored:
-    """Base of the files that a catalogue reads and of those that it writes."""
+class _File(InputFile, OutputFile):
+    """A file that the library reads or writes."""
 
-    _file: LakeFile
+    def __init__(self, location: str, place: LakeFile) -> None:
+        super().__init__(location)
+        self.place = place
 
     def __len__(self) -> int:
-        return self._file.size()
+        return self.place.size()
 
     def exists(self) -> bool:
-        return self._file.storage.has(self._file.path)
-
-
-class _Input(_Stored, InputFile):
-    def __init__(self, location: str, file: LakeFile) -> None:
-        super().__init__(location)
-        self._file = file
+        return self.place.storage.has(self.place.path)
 
     def open(self, seekable: bool = True) -> InputStream:
-        stream: InputStream = self._file.open()
+        stream: InputStream = self.place.open()
         return stream
 
-
-class _Output(_Stored, OutputFile):
-    def __init__(self, location: str, file: LakeFile) -> None:
-        super().__init__(location)
-        self._file = file
-
     def to_input_file(self) -> InputFile:
-        return _Input(self.location, self._file)
+        return self
 
     def create(self, overwrite: bool = False) -> "_Stream":
         # The names of all files are new, so that none is ever overwritten.
-        return _Stream(self._file)
+        return _Stream(self.place)
 
 
 class _Stream(io.BytesIO):
     """Content of a new file, which is durable once this is closed."""
 
-    def __init__(self, file: LakeFile) -> None:
+    def __init__(self, place: LakeFile) -> None:
         super().__init__()
-        self._file = file
+        self._place = place
 
     def close(self) -> None:
         if not self.closed:
             data = self.getvalue()
             super().close()
-            if not self._file.storage.create(self._file.path, data):
-                raise LakeError(f"{self._file} exists already: run this again")
+            if not self._place.storage.create(self._place.path, data):
+                raise LakeError(f"{self._place} exists already: run this again")

@@ -10,8 +10,8 @@ library must not retry: a commit of another writer in between makes ours fail, a
 import json
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, Self, TypeVar
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Self
 
 import pyarrow as pa
 from deltalake import CommitProperties, DeltaTable, Transaction
@@ -23,7 +23,6 @@ from headrace.lake.files.writing import (
     DATED,
     Bounds,
     FileLayout,
-    Statistics,
     Values,
     WrittenFile,
 )
@@ -46,16 +45,12 @@ from headrace.lake.format import (
 from headrace.lake.storage.storage import HIDDEN, Storage
 
 LOG = "_delta_log"
-T = TypeVar("T")
 
 _REFUSALS_MAX = 3
 """Number of times that a commit may fail in a row although nobody else has committed."""
 
 _CHECKPOINT_EVERY = 10
 """Number of commits after which a table in object storage gets a checkpoint. Opening it reads those since."""
-
-_CUTS_MAX = 8
-"""Number of cut answers in a row after which a table is not asked again."""
 
 _OURS = re.compile(rf"(t-[0-9a-f]{{16}}/)?{DATED}")
 """Paths of files that Headrace writes."""
@@ -86,10 +81,9 @@ class DeltaLake:
             return cls(storage, Shape.stored("topic" in found.partition_columns, decode, decoded))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         columns = shape.columns.append(DATE)
         make_delta(storage, "headrace", columns, shape.properties, _partition(shape))
-        return cls(storage, shape)
 
     @property
     @reads
@@ -168,7 +162,7 @@ class DeltaLake:
 
     @writes
     def sync(self) -> None:
-        _sync(self._storage, _SYNCED)
+        _sync(self._storage, open_delta(self._storage).version())
 
 
 def _partition(shape: Shape) -> list[str]:
@@ -185,31 +179,13 @@ def _as_numbers(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _add(one: WrittenFile, *, is_new: bool = True) -> AddAction:
-    return AddAction(
-        path=one.path,
-        size=one.bytes,
-        partition_values=dict(one.partition),
-        modification_time=int(time.time() * 1000),
-        data_change=is_new,
-        stats=_statistics(one.rows, one.statistics, one.partition),
+    # The partition has some of these values, so they are left out of the file's statistics.
+    least, most = (
+        {name: value for name, value in some._asdict().items() if name not in one.partition}
+        for some in one.statistics
     )
-
-
-def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> str:
-    least, most = found.least._asdict(), found.most._asdict()
-    for name in partition:
-        # The partition has these values, so they are left out of the file's statistics.
-        least.pop(name, None)
-        most.pop(name, None)
-    return json.dumps(
-        {
-            "numRecords": rows,
-            "minValues": least,
-            "maxValues": most,
-            "nullCount": dict.fromkeys(least, 0),
-        },
-        ensure_ascii=False,
-    )
+    statistics = {"minValues": least, "maxValues": most, "nullCount": dict.fromkeys(least, 0)}
+    return add_action(one.path, one.bytes, one.rows, statistics, one.partition, is_new=is_new)
 
 
 # Any Delta table of Headrace
@@ -217,9 +193,27 @@ def _statistics(rows: int, found: Statistics, partition: Mapping[str, str]) -> s
 
 def open_delta(storage: Storage) -> DeltaTable:
     """Open a table; raise TableNotFoundError if there is none."""
-    return _ask(
-        storage,
-        lambda: DeltaTable(storage.table_address, storage_options=dict(storage.table_options)),
+    return storage.repeat(
+        lambda: DeltaTable(storage.address, storage_options=dict(storage.table_options))
+    )
+
+
+def add_action(
+    path: str,
+    size: int,
+    rows: int,
+    statistics: Mapping[str, object] = {},
+    partition: Mapping[str, str] = {},
+    *,
+    is_new: bool = True,
+) -> AddAction:
+    return AddAction(
+        path=path,
+        size=size,
+        partition_values=dict(partition),
+        modification_time=int(time.time() * 1000),
+        data_change=is_new,
+        stats=json.dumps({"numRecords": rows, **statistics}, ensure_ascii=False),
     )
 
 
@@ -249,7 +243,7 @@ def make_delta(
     storage.prepare()
     with in_a_sentence(storage, LOG, writing=True):
         DeltaTable.create(
-            storage.table_address,
+            storage.address,
             columns,
             mode="ignore",  # another process may have created it first
             partition_by=list(partition),
@@ -258,7 +252,7 @@ def make_delta(
             storage_options=dict(storage.table_options),
             raise_if_key_not_exists=False,
         )
-        _sync(storage, _SYNCED)
+        _sync(storage, open_delta(storage).version())
 
 
 def _of_objects(storage: Storage) -> dict[str, str]:
@@ -288,7 +282,7 @@ def commit_delta(
         last = Committed.find(app, table.transaction_version)
         if last is not None and last.number >= wanted.number:
             # An attempt whose outcome was unknown may have succeeded.
-            _sync(storage, _SYNCED)
+            _sync(storage, table.version())
             return last == wanted
         refusals = refusals + 1 if table.version() == version else 0
         version = table.version()
@@ -310,38 +304,26 @@ def commit_delta(
                     f"{storage.file(LOG)} cannot be written to: {plain(error)}"
                 ) from error
             continue
-        storage.sync([_commit_path(table.version())])
+        # The library leaves the table object at the version before.
+        _sync(storage, version + 1, count=1)
         return True
 
 
 def sweep_delta(storage: Storage, after_s: float, ours: re.Pattern[str], *, dry_run: bool) -> int:
     """Delete files of ours that the table has not named for `after_s` seconds, or only count them."""
     table = open_delta(storage)
-    unnamed = _ask(
-        storage,
+    unnamed = storage.repeat(
         lambda: table.vacuum(
             -int(-after_s // 3600),
             dry_run=True,  # a real vacuum would also delete foreign files in the directory
             enforce_retention_duration=False,
             full=True,  # also list files that no commit has ever named
-        ),
+        )
     )
     found = [path for path in unnamed if ours.fullmatch(path)]
     if not dry_run:
         storage.delete(found)
     return len(found)
-
-
-def _ask(storage: Storage, request: Callable[[], T]) -> T:
-    """Return the answer of the library, which does not repeat requests whose answers end too early."""
-    for _ in range(_CUTS_MAX):
-        try:
-            return request()
-        except (DeltaError, OSError) as error:
-            failure = storage.failure(error, LOG)
-            if failure is None or not failure.is_cut:
-                raise
-    return request()
 
 
 def _metadata(storage: Storage, format_key: str, what: str) -> Metadata | None:
@@ -383,11 +365,8 @@ def _removed(
     ]
 
 
-def _commit_path(version: int) -> str:
-    return f"{LOG}/{version:020}.json"
-
-
-def _sync(storage: Storage, count: int) -> None:
-    """Make the last commits durable, as many as `count`."""
-    last = open_delta(storage).version()
-    storage.sync([*map(_commit_path, range(max(0, last + 1 - count), last + 1))])
+def _sync(storage: Storage, version: int, count: int = _SYNCED) -> None:
+    """Make the commits up to a version durable, as many as `count`, with the checkpoints after them."""
+    names = [f"{LOG}/{one:020}" for one in range(max(0, version + 1 - count), version + 1)]
+    written = [f"{name}{suffix}" for name in names for suffix in (".json", ".checkpoint.parquet")]
+    storage.sync([*written, f"{LOG}/_last_checkpoint"])

@@ -12,7 +12,6 @@ import itertools
 import re
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Self
 
 import pyarrow as pa
@@ -60,8 +59,7 @@ from headrace.lake.format import (
     writes,
 )
 from headrace.lake.formats.catalogue import LAKE_KEY, LakeCatalog, location_of
-from headrace.lake.storage.directory import DirectoryStorage, replace
-from headrace.lake.storage.storage import Storage
+from headrace.lake.storage.storage import Storage, directory_of, replace
 
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"
@@ -107,7 +105,7 @@ class IcebergLake:
             return cls(catalog, _shape(table))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         storage.prepare()
         with in_a_sentence(storage, METADATA, writing=True):
             catalog = LakeCatalog.given(storage) if storage.catalog else LakeCatalog.own(storage)
@@ -115,10 +113,6 @@ class IcebergLake:
                 _create(catalog, shape)
             if not catalog.is_own:
                 catalog.make_mark(catalog.load())
-        made = cls.open(storage)
-        assert made is not None
-        made.sync()
-        return made
 
     @property
     @reads
@@ -214,7 +208,7 @@ class IcebergLake:
         if names != self.shape.columns.names or table.name_mapping() != table.schema().name_mapping:
             reason = f"the table has other columns: {', '.join(names)}"
             found.append(Oddity("damaged", METADATA, reason))
-        if self._has_hint(table) and hint != _hint_of(table):
+        if self._newest_hint(table) not in (None, hint):
             named = (hint or b"").decode(errors="replace")
             is_state = hint is None or self._storage.has(f"{METADATA}/{named}.metadata.json")
             reason = (
@@ -257,11 +251,8 @@ class IcebergLake:
     def sync(self) -> None:
         """Update the hint for readers without a catalogue. Everything else is fsynced when it is written."""
         # Another process may have replaced a newer hint with an older one, so compare again after each write.
-        while isinstance(self._storage, DirectoryStorage):
-            table = self._table()
-            if not self._has_hint(table) or (newest := _hint_of(table)) == self._hint():
-                break
-            replace(self._storage.root / HINT, newest)
+        while (newest := self._newest_hint(self._table())) not in (None, self._hint()):
+            replace(directory_of(self._storage, "a hint") / HINT, newest)
 
     # Files of the table
 
@@ -271,10 +262,12 @@ class IcebergLake:
         except FileNotFoundError:
             return None
 
-    def _has_hint(self, table: Table) -> bool:
-        """True if readers can find the newest state of a table without its catalogue."""
-        is_inside = table.metadata_location.startswith(f"{location_of(self._storage)}/{METADATA}/")
-        return is_inside and isinstance(self._storage, DirectoryStorage)
+    def _newest_hint(self, table: Table) -> bytes | None:
+        """Return the content of the hint; None if readers cannot find the table without its catalogue."""
+        directory, _, name = table.metadata_location.rpartition("/")
+        if directory != f"file://{self._storage.address}/{METADATA}":
+            return None
+        return name.removesuffix(".metadata.json").encode()
 
     def _table(self) -> Table:
         found = self._catalog.load()
@@ -373,14 +366,5 @@ def _value(field: NestedField, found: Mapping[int, bytes] | None) -> Any:
     return from_bytes(field.field_type, data)
 
 
-def _hint_of(table: Table) -> bytes:
-    """Return the content of the hint for readers without a catalogue."""
-    return Path(table.metadata_location).name.removesuffix(".metadata.json").encode()
-
-
 def _last(table: Table, app: str) -> Committed | None:
-    def number(app: str) -> int | None:
-        found = table.properties.get(f"{_LAST_KEY}{app}")
-        return None if found is None else int(found)
-
-    return Committed.find(app, number)
+    return Committed.find(app, lambda name: table.properties.get(f"{_LAST_KEY}{name}"))

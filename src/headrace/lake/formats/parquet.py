@@ -38,8 +38,7 @@ from headrace.lake.format import (
     check_format,
     in_a_sentence,
 )
-from headrace.lake.storage.directory import directory_of, make_directory, sync
-from headrace.lake.storage.storage import HIDDEN, Storage
+from headrace.lake.storage.storage import HIDDEN, Storage, directory_of, make_directory, sync
 
 _WAIT_S = 60.0
 """Time to wait for other writers: their transactions are short."""
@@ -87,7 +86,7 @@ class ParquetLake:
             return cls(storage, Shape.stored(bool(by_topic), decode, decoded))
 
     @classmethod
-    def make(cls, storage: Storage, shape: Shape) -> Self:
+    def make(cls, storage: Storage, shape: Shape) -> None:
         lake = directory_of(storage, _WHAT)
         storage.prepare()
         (lake / MARK).touch()
@@ -100,7 +99,6 @@ class ParquetLake:
                     "insert into lake values (?, ?, ?, ?, ?)", (*row, columns_text(shape.decoded))
                 )
         sync(lake / HIDDEN)
-        return cls(storage, shape)
 
     @property
     def id(self) -> str:
@@ -269,11 +267,7 @@ def _database(storage: Storage) -> Iterator[sqlite3.Connection]:
 
 
 def _last(database: sqlite3.Connection, app: str) -> Committed | None:
-    def number(app: str) -> int | None:
-        found = database.execute("select last from numbers where app = ?", (app,)).fetchone()
-        return None if found is None else int(found[0])
-
-    return Committed.find(app, number)
+    return Committed.find(app, dict(database.execute("select app, last from numbers")).get)
 
 
 def _files(database: sqlite3.Connection) -> dict[str, int]:

@@ -12,8 +12,9 @@ from headrace.lake.format import StorageError, plain
 
 _STATUS = re.compile(r"status code:? ([0-9]{3})")
 _CODE = re.compile(r"<Code>([A-Za-z0-9._-]{1,80})</Code>")
-_CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted|Decode),|HTTP error")
-_CUT = re.compile(r"kind: (Interrupted|Decode),|reading a body")
+_CONNECTION = re.compile(
+    r"kind: (Connect|Request|Timeout|Interrupted|Decode),|HTTP error|reading a body"
+)
 _DECORATION = re.compile(r"(\x1b\[[0-9;]*m|↳|\s)+")
 """Colours, arrows and indents, with which libraries of tables divide a text."""
 _URL = re.compile(r"https?://([^/\s]+)\S*")
@@ -56,11 +57,6 @@ class Failure(NamedTuple):
         return found if found.status or _CONNECTION.search(found.text) else None
 
     @property
-    def is_cut(self) -> bool:
-        """True if an answer ended too early."""
-        return self.status is None and bool(_CUT.search(self.text))
-
-    @property
     def is_transient(self) -> bool:
         """True if the request may succeed later. It may have been carried out already."""
         if self.status is None:
@@ -89,7 +85,7 @@ class Failure(NamedTuple):
 
     def sentence(self, place: str) -> StorageError:
         """Return the error for the user; `place` is the address of the storage or of a file in it."""
-        return StorageError(f"{place} {self._words()}", is_cut=self.is_cut)
+        return StorageError(f"{place} {self._words()}")
 
     def _words(self) -> str:
         answer = f"{self.status or ''} {self.code}".strip()

@@ -13,11 +13,11 @@ import tempfile
 import time
 import uuid
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from functools import cached_property, lru_cache, partial
-from typing import Any, BinaryIO, NamedTuple, Self, TypeVar
+from functools import lru_cache, partial
+from typing import Any, BinaryIO, NamedTuple, Self
 
 import obstore
 import pyarrow as pa
@@ -34,16 +34,19 @@ from headrace.lake.storage.options import (
     StoreOptions,
     complete,
 )
-from headrace.lake.storage.ranged import TAIL_BYTES, Fetch, RangedFile
-from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, StoredFile
-
-T = TypeVar("T")
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, StoredFile, T
 
 PART_BYTES = 16 << 20
 """Size of the parts in which files are sent that are larger than one part."""
 
 PIECE_BYTES = 1 << 20
 """Least size of the pieces in which a file is read back."""
+
+TAIL_BYTES = 256 << 10
+"""Size of the end of an object that is fetched when it is opened. Most footers are smaller."""
+
+AHEAD_BYTES = 1 << 20
+"""Least size of other requests. Small columns are near each other, so that one request fetches several."""
 
 PARTS_AT_ONCE_MAX = 4
 DELETE_AT_ONCE_MAX = 1000
@@ -61,8 +64,8 @@ _RANGE_NOT_SATISFIABLE = 416
 
 
 @dataclass(frozen=True)
-class ObjectStorage:
-    """Implementation of `storage.Storage` for object storage."""
+class ObjectStorage(Storage):
+    """A bucket, or the objects in it whose names begin with a path."""
 
     url: str
     given: tuple[tuple[str, str], ...] = field(default=(), repr=False)
@@ -81,20 +84,18 @@ class ObjectStorage:
     def __reduce__(self) -> tuple[type[Self], tuple[object, ...]]:
         return type(self), (self.url, self.given)
 
+    def _connect(self) -> "_Client":
+        """Return the client for these options and this environment, which other storages share."""
+        environment = (pair for pair in os.environ.items() if pair[0].startswith(_OF_STORES))
+        return _client(self.url, self.given, tuple(sorted(environment)))
+
     @property
     def address(self) -> str:
         return self.url
 
     @property
-    def table_address(self) -> str:
-        return self.url
-
-    @property
     def table_options(self) -> Mapping[str, str]:
-        return self._client.options.for_tables()
-
-    def file(self, path: str) -> LakeFile:
-        return LakeFile(self, path)
+        return self._connect().options.for_tables()
 
     def file_at(self, address: str) -> LakeFile:
         scheme, _, rest = address.partition("://")
@@ -112,35 +113,27 @@ class ObjectStorage:
         return True
 
     def read(self, path: str) -> bytes:
-        return self._ask(path, lambda: bytes(obstore.get(self._client.store, path).bytes()))
+        return self._ask(path, lambda: bytes(obstore.get(self._connect().store, path).bytes()))
 
     def open(self, path: str) -> pa.NativeFile:
         size, tail = self._tail(path)
-        return pa.PythonFile(RangedFile(self._fetcher(path), size, tail), mode="r")
+        return pa.PythonFile(RangedFile(self, path, size, tail), mode="r")
 
     def size(self, path: str) -> int:
-        return self._ask(path, lambda: obstore.head(self._client.store, path)["size"])
+        return self._ask(path, lambda: obstore.head(self._connect().store, path)["size"])
 
     def create(self, path: str, data: bytes) -> bool:
-        is_known = True
-        for pause_s in _pauses(self._client.options.retries_max):
+        def put() -> bool:
             try:
-                obstore.put(self._client.store_without_retries, path, data, mode="create")
-                return True
+                obstore.put(self._connect().store, path, data, mode="create")
             except AlreadyExistsError as error:
-                failure = Failure.of(error)
-                if not failure.is_conflict:
-                    # Another attempt of ours may have put it there.
-                    return not is_known and self.read(path) == data
-            except (BaseError, FileNotFoundError) as error:
-                failure = Failure.of(error)
-                if not failure.is_transient:
-                    raise self._error(failure, path) from None
-                is_known = False
-            if pause_s is None:
-                break
-            time.sleep(pause_s)
-        raise self._error(failure, path)
+                if Failure.of(error).is_conflict:
+                    raise
+                return False
+            return True
+
+        # An attempt whose answer was lost may have put it there.
+        return self._ask(path, put) or self.read(path) == data
 
     def new_file(self, path: str) -> "NewObjectFile":
         return NewObjectFile(self)
@@ -152,7 +145,7 @@ class ObjectStorage:
 
         def next_page() -> Any:
             nonlocal pages
-            pages = pages or obstore.list(self._client.store, folder, offset=last)
+            pages = pages or obstore.list(self._connect().store, folder, offset=last)
             try:
                 return next(pages, ())
             except BaseError:
@@ -163,10 +156,10 @@ class ObjectStorage:
             for one in some:
                 last = one["path"]
                 if last.startswith(prefix):
-                    yield StoredFile(last, one["size"], one["last_modified"].timestamp())
+                    yield StoredFile(last, one["last_modified"].timestamp())
 
     def top(self) -> set[str]:
-        found = self._ask("", lambda: obstore.list_with_delimiter(self._client.store))
+        found = self._ask("", lambda: obstore.list_with_delimiter(self._connect().store))
         return {*found["common_prefixes"], *(one["path"] for one in found["objects"])}
 
     def delete(self, paths: Iterable[str]) -> None:
@@ -174,20 +167,17 @@ class ObjectStorage:
         while some := list(itertools.islice(left, DELETE_AT_ONCE_MAX)):
             with self._sentences():
                 try:
-                    obstore.delete(self._client.store, some)
+                    obstore.delete(self._connect().store, some)
                 except FileNotFoundError as error:
                     if not Failure.of(error).is_missing_file:
                         raise
                     # Some stores say so of a single object, and may have left out others.
                     for path in some:
                         with suppress(FileNotFoundError):
-                            obstore.delete(self._client.store, path)
+                            obstore.delete(self._connect().store, path)
 
     def sync(self, paths: Collection[str]) -> None:
-        pass
-
-    def lock(self, job: str) -> AbstractContextManager[object]:
-        return nullcontext()
+        pass  # an object is durable when its store has acknowledged it
 
     def prepare(self) -> None:
         """Raise LakeError unless objects can be written, and the second of two with one name is refused."""
@@ -201,60 +191,36 @@ class ObjectStorage:
                 "could overwrite each other's commits: use a store with conditional writes (If-None-Match)"
             )
 
-    def check_apart(self, other: Storage) -> None:
-        if not isinstance(other, ObjectStorage):
-            return
-        if self._client.options.endpoint != other._client.options.endpoint:
-            return
-        one, another = f"{self.url}/", f"{other.url}/"
-        if one == another:
-            raise LakeError(f"{other.url} is the lake itself: name another address")
-        if one.startswith(another) or another.startswith(one):
-            raise LakeError(
-                f"of {other.url} and the lake {self.url}, one is inside the other: name another address"
-            )
+    def parts(self) -> tuple[str, ...]:
+        return self._connect().options.endpoint, *self.url.split("/")
 
-    def send(self, path: str, content: mmap.mmap) -> None:
-        """Send a file in parts. No part is visible before all are there, and none stays if one fails."""
-        with self._sentences(path):
-            obstore.put(
-                self._client.store,
-                path,
-                content,
-                use_multipart=True,
-                chunk_size=PART_BYTES,
-                max_concurrency=PARTS_AT_ONCE_MAX,
-            )
-
-    def pieces(self, path: str) -> Iterator[bytes]:
-        """Yield the content of a file."""
-        with self._sentences(path):
-            yield from obstore.get(self._client.store, path).stream(PIECE_BYTES)
+    def repeat(self, request: Callable[[], T]) -> T:
+        # Libraries repeat a request that fails, but not always one whose answer is lost or ends too early.
+        for pause_s in _pauses(self._connect().options.retries_max):
+            try:
+                return request()
+            except Exception as error:
+                failure = Failure.of_table(error)
+                if pause_s is None or failure is None or not failure.is_transient:
+                    raise
+                time.sleep(pause_s)
+        raise AssertionError("the last pause is None")
 
     def failure(self, error: Exception, path: str) -> StorageError | None:
         found = Failure.of_table(error)
         return found and found.sentence(f"{self.url}/{path}")
-
-    @cached_property
-    def _client(self) -> "_Client":
-        return self._connect()
-
-    def _connect(self) -> "_Client":
-        """Return the client for these options and this environment, which other storages share."""
-        environment = (pair for pair in os.environ.items() if pair[0].startswith(_OF_STORES))
-        return _client(self.url, self.given, tuple(sorted(environment)))
 
     def _tail(self, path: str) -> tuple[int, memoryview]:
         """Return the size of a file and its last bytes."""
         if self.url.startswith(("az:", "abfss:")):  # they cannot be asked for the end of an object
             size = self.size(path)
             start = max(0, size - TAIL_BYTES)
-            return size, self._fetcher(path)(start, size) if size else memoryview(b"")
+            return size, self.fetch(path, start, size) if size else memoryview(b"")
 
         def fetch_tail() -> tuple[int, memoryview]:
             asked: Any = {"range": {"suffix": TAIL_BYTES}}
             try:
-                found = obstore.get(self._client.store, path, options=asked)
+                found = obstore.get(self._connect().store, path, options=asked)
                 return found.meta["size"], memoryview(found.bytes())
             except BaseError as error:
                 if Failure.of(error).status != _RANGE_NOT_SATISFIABLE:
@@ -263,31 +229,19 @@ class ObjectStorage:
 
         return self._ask(path, fetch_tail)
 
-    def _fetcher(self, path: str) -> Fetch:
-        def fetch(start: int, end: int) -> memoryview:
-            return self._ask(
-                path,
-                lambda: memoryview(
-                    obstore.get_range(self._client.store, path, start=start, end=end)
-                ),
-            )
-
-        return fetch
+    def fetch(self, path: str, start: int, end: int) -> memoryview:
+        """Return the bytes of a file between two positions."""
+        return self._ask(
+            path,
+            lambda: memoryview(
+                obstore.get_range(self._connect().store, path, start=start, end=end)
+            ),
+        )
 
     def _ask(self, path: str, request: Callable[[], T]) -> T:
-        """Return the answer to a request, and translate its errors.
-
-        obstore repeats a request that fails, but not always one whose answer ends too early.
-        """
-        for pause_s in _pauses(self._client.options.retries_max):
-            try:
-                with self._sentences(path):
-                    return request()
-            except StorageError as error:
-                if pause_s is None or not error.is_cut:
-                    raise
-                time.sleep(pause_s)
-        raise AssertionError("the last pause is None")
+        """Return the answer to a request, and translate its errors."""
+        with self._sentences(path):
+            return self.repeat(request)
 
     @contextmanager
     def _sentences(self, path: str = "") -> Iterator[None]:
@@ -295,13 +249,48 @@ class ObjectStorage:
         try:
             yield
         except (BaseError, FileNotFoundError) as error:
-            raise self._error(Failure.of(error), path) from None
+            failure = Failure.of(error)
+            place = f"{self.url}/{path}" if path else self.url
+            if failure.is_missing_file:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place) from None
+            raise failure.sentence(place) from None
 
-    def _error(self, failure: Failure, path: str) -> StorageError | FileNotFoundError:
-        place = f"{self.url}/{path}" if path else self.url
-        if failure.is_missing_file:
-            return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), place)
-        return failure.sentence(place)
+
+class RangedFile:
+    """An object as a file for Arrow, with few requests for the footer and the columns of a Parquet file.
+
+    It has the part of a Python file that `pyarrow.PythonFile` uses. Arrow copies nothing that `read` returns.
+    """
+
+    closed = False
+
+    def __init__(self, storage: ObjectStorage, path: str, size: int, tail: memoryview) -> None:
+        self._fetch, self._size, self._position = partial(storage.fetch, path), size, 0
+        self._tail_start, self._tail = size - len(tail), tail
+        self._ahead_start, self._ahead = 0, memoryview(b"")
+
+    def read(self, size: int = -1) -> memoryview:
+        start = min(self._position, self._size)
+        end = self._size if size < 0 else min(start + size, self._size)
+        self._position = end
+        if start >= self._tail_start:
+            return self._tail[start - self._tail_start : end - self._tail_start]
+        if end - start >= AHEAD_BYTES:
+            return self._fetch(start, end)
+        if not self._ahead_start <= start <= end <= self._ahead_start + len(self._ahead):
+            self._ahead_start = start
+            self._ahead = self._fetch(start, min(start + AHEAD_BYTES, self._size))
+        return self._ahead[start - self._ahead_start : end - self._ahead_start]
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._position = offset + (0, self._position, self._size)[whence]
+        return self._position
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self.closed = True
 
 
 class NewObjectFile:
@@ -331,9 +320,17 @@ class NewObjectFile:
         self.content.close()
 
     def _send(self, path: str) -> None:
-        mapped = mmap.mmap(self.content.fileno(), 0, access=mmap.ACCESS_READ)
+        """Send a file in parts. No part is visible before all are there, and none stays if one fails."""
         try:
-            self._storage.send(path, mapped)
+            with self._storage._sentences(path):
+                obstore.put(
+                    self._storage._connect().store,
+                    path,
+                    mmap.mmap(self.content.fileno(), 0, access=mmap.ACCESS_READ),
+                    use_multipart=True,
+                    chunk_size=PART_BYTES,
+                    max_concurrency=PARTS_AT_ONCE_MAX,
+                )
         except (LakeError, FileNotFoundError):
             # The answer may have been lost. The name is ours alone, so the bytes tell.
             with suppress(LakeError, FileNotFoundError):
@@ -344,34 +341,31 @@ class NewObjectFile:
     def _is_kept(self, path: str) -> bool:
         """True if the store has exactly the bytes of this file."""
         self.content.seek(0)
-        for some in self._storage.pieces(path):
-            if self.content.read(len(some)) != some:
-                return False
+        with self._storage._sentences(path):
+            for some in obstore.get(self._storage._connect().store, path).stream(PIECE_BYTES):
+                if self.content.read(len(some)) != some:
+                    return False
         return not self.content.read(1)
 
 
 class _Client(NamedTuple):
     options: StoreOptions
     store: Any
-    store_without_retries: Any
-    """Store for conditional puts: only the first attempt can tell that another file has a name."""
 
 
 @lru_cache(maxsize=CLIENTS_MAX)
 def _client(url: str, given: tuple[tuple[str, str], ...], environment: object) -> _Client:
     options = complete(url, dict(given))
-    return _Client(
-        options, _store(url, options, options.retries_max), _store(url, options, retries_max=0)
-    )
+    return _Client(options, _store(url, options))
 
 
-def _store(url: str, options: StoreOptions, retries_max: int) -> Any:
+def _store(url: str, options: StoreOptions) -> Any:
     backoff = {
         "init_backoff": timedelta(seconds=BACKOFF_S),
         "max_backoff": timedelta(seconds=BACKOFF_S_MAX),
         "base": BACKOFF_BASE,
     }
-    more = {} if options.profile is None else {"credential_provider": _Provider(options)}
+    more = {} if options.profile is None else {"credential_provider": partial(_asked, options)}
     # Their types know options by short names only. `from_url` does not know all options of S3.
     make: Any = partial(obstore.store.from_url, url)
     if url.startswith("s3:"):
@@ -379,10 +373,9 @@ def _store(url: str, options: StoreOptions, retries_max: int) -> Any:
         make = partial(obstore.store.S3Store, bucket, prefix=prefix or None)
     try:
         return make(
-            config=options.of_store,
-            client_options=options.of_client,
+            **options.for_obstore(),
             retry_config={
-                "max_retries": retries_max,
+                "max_retries": options.retries_max,
                 "retry_timeout": timedelta(seconds=RETRY_S_MAX),
                 "backoff": backoff,
             },
@@ -399,22 +392,17 @@ def _store(url: str, options: StoreOptions, retries_max: int) -> Any:
         raise LakeError(f"{url} cannot be opened with these options: {plain(said)}") from None
 
 
-class _Provider:
-    """Credentials of a profile for obstore, which asks again when they expire."""
-
-    def __init__(self, options: StoreOptions) -> None:
-        self._options = options
-
-    def __call__(self) -> dict[str, object]:
-        found = self._options.credentials()
-        if found is None:
-            raise LakeError(f"the AWS profile {self._options.profile!r} has lost its credentials")
-        return {
-            "access_key_id": found.access_key,
-            "secret_access_key": found.secret_key,
-            "token": found.token,
-            "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_S_MAX),
-        }
+def _asked(options: StoreOptions) -> dict[str, object]:
+    """Return the credentials of a profile for obstore, which asks again when they expire."""
+    found = options.credentials()
+    if not found:
+        raise LakeError(f"the AWS profile {options.profile!r} has lost its credentials")
+    return {
+        "access_key_id": found["AWS_ACCESS_KEY_ID"],
+        "secret_access_key": found["AWS_SECRET_ACCESS_KEY"],
+        "token": found.get("AWS_SESSION_TOKEN"),
+        "expires_at": datetime.now(UTC) + timedelta(seconds=CREDENTIALS_S_MAX),
+    }
 
 
 def _normal(url: str) -> str:

@@ -48,6 +48,7 @@ _OF_CLIENT = (
 )
 """Options of the HTTP client, which obstore takes apart from others."""
 
+_KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _ENDPOINTS = ("endpoint_url_s3", "endpoint_url", "endpoint")
 _LIMITS = {"timeout": f"{REQUEST_S_MAX}s", "connect_timeout": f"{CONNECT_S_MAX}s"}
 _OF_ROLES = (
@@ -58,21 +59,16 @@ _OF_ROLES = (
 """Environment variables of containers that have a role."""
 
 
-class AwsKeys(NamedTuple):
-    access_key: str
-    secret_key: str
-    token: str | None
-
-    def __repr__(self) -> str:
-        return "AwsKeys(…)"
-
-
 class Profile(NamedTuple):
     """Settings of an AWS profile; empty if the profile lacks them."""
 
-    credentials: AwsKeys | None
-    region: str
-    endpoint: str
+    credentials: Mapping[str, str] = {}
+    """Keys, and a token if there is one, as options."""
+    region: str = ""
+    endpoint: str = ""
+
+    def __repr__(self) -> str:
+        return "Profile(…)"
 
 
 class StoreOptions(NamedTuple):
@@ -89,39 +85,31 @@ class StoreOptions(NamedTuple):
     def __repr__(self) -> str:
         return f"StoreOptions({', '.join(self.values)})"
 
-    @property
-    def of_store(self) -> dict[str, str]:
-        return {
-            name: value
-            for name, value in self.values.items()
-            if _plain_name(name) not in _OF_CLIENT
-        }
-
-    @property
-    def of_client(self) -> dict[str, str]:
-        named = ((_plain_name(name), value) for name, value in self.values.items())
-        return {name: value for name, value in named if name in _OF_CLIENT}
+    def for_obstore(self) -> dict[str, dict[str, str]]:
+        """Return the options as arguments of a store."""
+        config, client = dict[str, str](), dict[str, str]()
+        for name, value in self.values.items():
+            if _plain_name(name) in _OF_CLIENT:
+                client[_plain_name(name)] = value
+            else:
+                config[name] = value
+        return {"config": config, "client_options": client}
 
     def for_tables(self) -> dict[str, str]:
         """Return the options for libraries of tables, with the present credentials of the profile."""
-        found = {
+        return {
             **self.values,
+            **self.credentials(),
             "max_retries": str(self.retries_max),
             "retry_timeout": f"{RETRY_S_MAX}s",
             "backoff_config.base": str(BACKOFF_BASE),
             "backoff_config.init_backoff": f"{BACKOFF_S * 1000:.0f}ms",
             "backoff_config.max_backoff": f"{BACKOFF_S_MAX * 1000:.0f}ms",
         }
-        if credentials := self.credentials():
-            found["AWS_ACCESS_KEY_ID"] = credentials.access_key
-            found["AWS_SECRET_ACCESS_KEY"] = credentials.secret_key
-            if credentials.token:
-                found["AWS_SESSION_TOKEN"] = credentials.token
-        return found
 
-    def credentials(self) -> AwsKeys | None:
-        """Return the present credentials of the profile, if there is one."""
-        return None if self.profile is None else read_profile(self.profile).credentials
+    def credentials(self) -> Mapping[str, str]:
+        """Return the present credentials of the profile; none without a profile."""
+        return {} if self.profile is None else read_profile(self.profile).credentials
 
 
 def complete(address: str, options: Mapping[str, str]) -> StoreOptions:
@@ -131,13 +119,15 @@ def complete(address: str, options: Mapping[str, str]) -> StoreOptions:
         raise LakeError(f"{address} has an option twice: {', '.join(sorted(options))}")
     values = {name: value for name, value in options.items() if _plain_name(name) not in _OURS}
     values.update((name, value) for name, value in _LIMITS.items() if name not in given)
-    retries_max = _retries(given.get("max_retries", str(RETRIES_MAX)))
+    retries = given.get("max_retries", str(RETRIES_MAX))
+    if not retries.isdecimal():
+        raise LakeError(f"the option max_retries is {retries!r}: give a number")
     if not address.startswith("s3:"):
-        return StoreOptions(values, retries_max, "", None)
+        return StoreOptions(values, int(retries), "", None)
     name = _profile_name(given)
-    profile = Profile(None, "", "") if name is None else read_profile(name)
+    profile = Profile() if name is None else read_profile(name)
     _check_token(given, profile)
-    if profile.region and not _is_known(given, "region", "default_region"):
+    if profile.region and not _first(given, ("region", "default_region")):
         values["AWS_REGION"] = profile.region
     endpoint = _first(given, _ENDPOINTS) or profile.endpoint
     if endpoint:
@@ -148,16 +138,14 @@ def complete(address: str, options: Mapping[str, str]) -> StoreOptions:
             values["AWS_ALLOW_HTTP"] = "true"
     if "conditional_put" not in given:
         values["conditional_put"] = "etag"
-    has_credentials = profile.credentials is not None
-    return StoreOptions(values, retries_max, endpoint, name if has_credentials else None)
+    return StoreOptions(values, int(retries), endpoint, name if profile.credentials else None)
 
 
 def _check_token(given: Mapping[str, str], profile: Profile) -> None:
     """Raise LakeError if a token of the environment would be sent with keys that it does not belong to."""
-    has_keys = "access_key_id" in given or profile.credentials is not None
-    has_token = "session_token" in given or "token" in given
-    has_token = has_token or (profile.credentials is not None and bool(profile.credentials.token))
-    if has_keys and not has_token and os.environ.get("AWS_SESSION_TOKEN"):
+    known = given.keys() | map(_plain_name, profile.credentials)
+    has_token = "session_token" in known or "token" in known
+    if "access_key_id" in known and not has_token and os.environ.get("AWS_SESSION_TOKEN"):
         raise LakeError(
             "AWS_SESSION_TOKEN in the environment does not belong to the keys of the options or of the "
             "profile: unset it, or give it as an option too"
@@ -172,21 +160,11 @@ def _plain_name(option: str) -> str:
     return option.lower().removeprefix("aws_")
 
 
-def _retries(value: str) -> int:
-    if not value.isdecimal():
-        raise LakeError(f"the option max_retries is {value!r}: give a number")
-    return int(value)
-
-
 def _first(given: Mapping[str, str], names: tuple[str, ...]) -> str:
     """Return the value of the first of these options that is given, or else is in the environment."""
     found = [given.get(name) for name in names]
     found += [os.environ.get(f"AWS_{name.upper()}") for name in names]
     return next(filter(None, found), "")
-
-
-def _is_known(given: Mapping[str, str], *names: str) -> bool:
-    return bool(_first(given, names))
 
 
 def _may_lack_tls(endpoint: str, given: Mapping[str, str]) -> bool:
@@ -230,18 +208,16 @@ def _profile_name(given: Mapping[str, str]) -> str | None:
 
 def _has_default() -> bool:
     """True if a file of AWS has a profile `default`."""
-    for variable, usual in (
-        ("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials"),
-        ("AWS_CONFIG_FILE", "~/.aws/config"),
-    ):
-        found = configparser.RawConfigParser(strict=False)
-        try:
-            found.read(Path(os.environ.get(variable) or usual).expanduser(), "utf-8")
-        except (configparser.Error, UnicodeDecodeError):
-            return True  # botocore says what is wrong with it
-        if found.has_section("default"):
-            return True
-    return False
+    files = (
+        os.environ.get("AWS_SHARED_CREDENTIALS_FILE") or "~/.aws/credentials",
+        os.environ.get("AWS_CONFIG_FILE") or "~/.aws/config",
+    )
+    found = configparser.RawConfigParser(strict=False)
+    try:
+        found.read([Path(file).expanduser() for file in files], "utf-8")
+    except (configparser.Error, UnicodeDecodeError):
+        return True  # botocore says what is wrong with it
+    return found.has_section("default")
 
 
 def read_profile(name: str) -> Profile:
@@ -262,9 +238,9 @@ def _read_profile(name: str, environment: object, period: int) -> Profile:
     try:
         session = Session(profile=name)
         found = session.get_credentials()
-        frozen = found.get_frozen_credentials() if found else None
+        keys = found.get_frozen_credentials() if found else ()
         return Profile(
-            AwsKeys(frozen.access_key, frozen.secret_key, frozen.token) if frozen else None,
+            {name: key for name, key in zip(_KEYS, keys, strict=False) if key},
             session.get_config_variable("region") or "",
             session.get_scoped_config().get("endpoint_url") or "",
         )

@@ -27,8 +27,7 @@ from headrace.lake.files.reading import records_of
 from headrace.lake.files.writing import Bounds, crc_in_name, crc_of_file
 from headrace.lake.format import RANGES_KEY, SCHEMA, has_old_names, ranges_in
 from headrace.lake.format import RecordRange as LakeRange
-from headrace.lake.storage.directory import directory_of
-from headrace.lake.storage.storage import LakeFile, Storage
+from headrace.lake.storage.storage import LakeFile, Storage, directory_of
 from headrace.log.verify.checks import VerifiedRange
 from headrace.model import RECORD_HEADER_BYTES, legacy_name
 from headrace.pipeline.audit.plan import Finding
