@@ -261,12 +261,17 @@ def _check_gap(
     found: Findings, offset: int, ordinal: int, next_offset: int, next_ordinal: int
 ) -> None:
     skipped, records = next_offset - offset, next_ordinal - ordinal
-    # After a crash that may have lost records, a topic continues a multiple of JUMP ahead, so that no
-    # offset that a reader has seen is given to another record.
-    jumped = skipped == records and skipped > 0 and skipped % JUMP == 0
-    if (skipped or records) and not jumped:
+    if (skipped or records) and not is_jump(skipped, records):
         here = VerifiedRange(offset, next_offset, ordinal, next_ordinal)
         found.bad("catalogue", "no segment holds these", here)
+
+
+def is_jump(skipped: int, records: int) -> bool:
+    """True if a topic skipped these offsets and ordinals after a crash that may have lost records.
+
+    It continues a multiple of JUMP ahead: no offset that a reader has seen is given to another record.
+    """
+    return skipped == records and skipped > 0 and skipped % JUMP == 0
 
 
 def _starts_at_a_record(topic: TopicRow, row: Row, data: bytes) -> bool:

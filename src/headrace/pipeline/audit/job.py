@@ -39,16 +39,15 @@ from headrace.pipeline.audit.files import FileCheck, FileWork, check_files, know
 from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
 from headrace.pipeline.audit.plan import (
     AuditReport,
-    AuditSpan,
     Finding,
     Held,
     TopicAudit,
-    common_bytes,
+    common,
     compare,
     cover,
-    covers,
     joined_ranges,
     overlaps,
+    without,
 )
 from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of
 from headrace.pipeline.tasks import TaskRunner
@@ -182,11 +181,9 @@ class _Audit:
 
 
 def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
-    left = sum(
-        common_bytes(topic.lake, topic.log) - topic.compared_bytes
-        for topic in topics
-        if not topic.findings
-    )
+    sound = [topic for topic in topics if not topic.findings]
+    both = sum(part.end - part.offset for one in sound for part in common(one.lake, one.log))
+    left = both - sum(topic.compared_bytes for topic in sound)
     if left > 0:
         yield (
             f"{left:,} bytes that log and lake both have were not compared: they are still in the journal, "
@@ -322,7 +319,7 @@ class _Lake:
         unnamed = dict(self.unreadable)
         found = [*listing.findings, *listing.odd]
         for path, one in listing.noted:
-            held = Held(path, one.epoch, range_of(one), one.crc)
+            held = Held(one.epoch, range_of(one), path, one.crc)
             self.noted[one.topic].append(held)
             if path in self.unreadable:
                 finding = self.unreadable[path]
@@ -333,7 +330,7 @@ class _Lake:
             self.lost[lost.topic].append(lost)
         for check in checks:
             for one in check.ranges:
-                held = Held(check.path, one.epoch, range_of(one), one.crc)
+                held = Held(one.epoch, range_of(one), check.path, one.crc)
                 self.held[one.topic].append(held)
             found += check.findings
             for finding in check.differing:
@@ -353,19 +350,18 @@ def _audit_topic(
     damaged = [one.range for one in findings if one.range is not None]
     sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
     topic = log.topics.get(name)
-    spans: list[AuditSpan] | None = None if log.name is None else []
+    spans: list[Held] = []
     if topic is not None:
-        spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
+        spans = [Held(topic.epoch, one) for one in joined_ranges(topic.whole)]
         bad = [one.range for one in topic.findings if one.range is not None]
         findings += [
             one for one in lake.differing[name] if one.range and not overlaps(one.range, bad)
         ]
         findings += [_told_of_lake(one, sound) for one in topic.findings]
-    whole = [AuditSpan(one.epoch, one.range) for one in (*noted, *held)]
-    coverage = cover(name, whole, spans, is_later=is_later)
+    coverage = cover(name, [*noted, *held], spans, is_later=is_later)
     findings += _with_lost(name, coverage.findings, lake.lost[name])
     log_sound = joined_ranges(topic.sound) if topic is not None else []
-    epochs = [span.epoch for span in whole] + ([topic.epoch] if topic is not None else [])
+    epochs = [one.epoch for one in (*noted, *held, *spans)]
     both = joined_ranges([*sound, *log_sound])
     found = TopicAudit(
         name=name,
@@ -381,7 +377,7 @@ def _audit_topic(
 
 def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
     """Add to a finding of the log that the lake has the lost records, if it does."""
-    if finding.range is None or not covers(sound, finding.range):
+    if finding.range is None or without([finding.range], sound):
         return finding
     return replace(finding, reason=f"{finding.reason}; the lake has these records")
 
