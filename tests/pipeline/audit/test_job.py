@@ -18,7 +18,7 @@ import pytest
 from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, OptionError, UnknownTopicError
 from headrace.lake.files.writing import RecordRows
-from headrace.lake.format import File, LakeError, Manifest, Shape
+from headrace.lake.format import File, LakeError, LostRange, Manifest, Shape
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import Manifests
 from headrace.lake.storage.storage import storage_of
@@ -436,7 +436,9 @@ def test_a_column_by_another_name_is_damage(lake):
 # Lakes made by hand
 
 
-def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> None:
+def commit(
+    lake: Path, number: int, *some: RecordRows, noted: bool = True, lost: tuple[LostRange, ...] = ()
+) -> None:
     """Commit a batch as an export does; with `noted=False`, its manifest lists no files."""
     table = DeltaLake.open(storage_of(lake)) or DeltaLake.make(storage_of(lake), Shape())
     written = write(lake, *some)
@@ -452,6 +454,7 @@ def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> No
             for place, file in enumerate(written if noted else ())
             for one in file.ranges
         ),
+        lost=lost,
         merged=before.merged,
         since=before.since,
     )
@@ -466,6 +469,18 @@ def test_a_gap_in_the_lake_is_missing(tmp_path):
     (one,) = found(look(lake))
     assert (one.kind, one.topic, one.range) == ("missing", "t", VerifiedRange(10, 15, 2, 3))
     assert [*look(lake).lines()][-1] == "lost: 1 missing"
+
+
+def test_records_that_an_export_came_too_late_for_are_missing(tmp_path):
+    """Also if the lake has no other records of the topic, and the log no longer has the topic."""
+    lake = tmp_path / "lake"
+    commit(lake, 0, rows("t", [b"a", b"b"]), lost=(LostRange("gone", 4, 7), LostRange("t", 2, 3)))
+    reason = "records with ordinals {} to {} were deleted before they could be exported"
+    assert [(one.kind, one.topic, one.reason) for one in found(look(lake))] == [
+        ("missing", "gone", reason.format(4, 7)),
+        ("missing", "t", reason.format(2, 3)),
+    ]
+    assert [*look(lake, "gone").lines()][-1] == "lost: 1 missing"
 
 
 def test_rows_in_two_files_are_found(tmp_path):

@@ -161,7 +161,7 @@ class _Audit:
         lake = _Lake(listing, checks)
         notes = [*log.notes, *listing.notes]
         topics = []
-        for name in sorted({*lake.held, *lake.noted, *log.topics}):
+        for name in sorted({*lake.held, *lake.noted, *lake.lost, *log.topics}):
             if not self._topics or name in self._topics:
                 topic, more = _audit_topic(name, lake, log, is_later=is_later)
                 topics.append(topic)
@@ -215,7 +215,8 @@ class Listing(NamedTuple):
 
     @property
     def topics(self) -> frozenset[str]:
-        return frozenset(one.topic for _, one in self.noted)
+        noted = (one.topic for _, one in self.noted)
+        return frozenset([*noted, *(one.topic for one in self.lost)])
 
 
 def _list_lake(lake: Storage, table: Table) -> Listing:
