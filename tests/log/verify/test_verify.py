@@ -128,6 +128,13 @@ def test_another_function_may_check_the_segments_of_all_topics_together(sound):
     assert {name.split()[0] for name in given} == {"two"}
 
 
+def test_a_named_topic_may_be_missing_if_the_caller_says_so(sound):
+    with pytest.raises(UnknownTopicError, match="there is no topic 'nobody' in "):
+        verify(sound, ["one", "nobody"], may_lack=["two"])
+    assert verify(sound, ["one", "nobody"], may_lack=["nobody"]) == verify(sound, ["one"])
+    assert verify(sound, ["nobody"], may_lack=["nobody"]) == Report([], [], [], False)
+
+
 def test_an_empty_directory_of_a_server_is_sound(store, data):
     store.close()
     assert verify(data) == Report([], [], [], False)

@@ -274,6 +274,21 @@ def test_what_is_in_the_journal_only_is_not_compared_and_that_is_said(tmp_path):
     assert report.notes[0].startswith("18 bytes that log and lake both have were not compared")
 
 
+def test_a_named_topic_that_is_only_in_journal_and_lake_is_read_in_both(tmp_path):
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    store = StepStore(config(data))
+    for payload in (b"exported", b"not exported", b"behind it"):
+        store.append("t", payload)
+    epoch = store.store.topic("t").end.epoch
+    store.crash()
+    commit(lake, 0, rows("t", [b"exported"], epoch=epoch))
+    assert look(lake, "t", data_dir=data).topics == look(lake, data_dir=data).topics
+    (file,) = [f for f in data.glob("journal/*") if b"not exported" in f.read_bytes()]
+    flip(file, file.read_bytes().index(b"not exported"))
+    (one,) = found(look(lake, "t", data_dir=data))
+    assert (one.file, one.reason) == (f"journal/{file.name}", "the checksum is wrong")
+
+
 def test_damage_of_the_log_tells_that_the_lake_has_the_records(data, lake):
     flip(files(data, ".log")[1], 0)
     (one,) = found(look(lake, data_dir=data))

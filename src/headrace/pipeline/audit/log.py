@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from headrace.errors import UnknownTopicError
-from headrace.log.catalogue.catalogue import open_unchanged
 from headrace.log.layout import Layout
 from headrace.log.verify.checks import Advance, Damage, SegmentCheck, SegmentWork, VerifiedRange
 from headrace.log.verify.verify import verify
-from headrace.model import check_topic_name
 from headrace.pipeline.audit.files import Kept
 from headrace.pipeline.audit.plan import Finding, Kind
 from headrace.pipeline.audit.tasks import (
@@ -78,11 +76,7 @@ def audit_directory(
 ) -> LogAccount:
     """Check everything that `headrace verify` checks, with tasks for the segments."""
     segments = _Segments(runner, phase)
-    wanted = _still_there(directory, topics, in_lake)
-    account = LogAccount(str(directory), LogLocation(str(directory)), segments.kept)
-    if topics and not wanted:
-        return account
-    report = verify(directory, wanted, check=segments.check)
+    report = verify(directory, topics, check=segments.check, may_lack=in_lake)
     found = {}
     for topic in report.topics:
         damaged = [one.range for one in topic.damages if one.range is not None]
@@ -92,8 +86,11 @@ def audit_directory(
             [*topic.ranges, *damaged] or [_nothing_at(topic.end, topic.end_ordinal)],
             [_finding(one, topic.epoch) for one in topic.damages],
         )
-    return account._replace(
-        topics=found,
+    return LogAccount(
+        str(directory),
+        LogLocation(str(directory)),
+        segments.kept,
+        found,
         findings=[_finding(one) for one in report.damages],
         notes=report.notes,
         segments=sum(topic.segments for topic in report.topics),
@@ -102,18 +99,6 @@ def audit_directory(
 
 def _nothing_at(offset: int, ordinal: int) -> VerifiedRange:
     return VerifiedRange(offset, offset, ordinal, ordinal)
-
-
-def _still_there(directory: Path, topics: Sequence[str], in_lake: frozenset[str]) -> Sequence[str]:
-    """Return the topics without those that only the lake has. An unknown topic stays: `verify` refuses it."""
-    if not in_lake.intersection(topics):
-        return topics
-    with open_unchanged(directory) as view:
-        return [
-            name
-            for name in topics
-            if name not in in_lake or view.topic(check_topic_name(name)) is not None
-        ]
 
 
 def _finding(damage: Damage, epoch: int | None = None) -> Finding:
