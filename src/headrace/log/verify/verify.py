@@ -51,9 +51,6 @@ Progress = Callable[[int, int], None]
 
 _PROGRESS_BYTES = 1 << 20
 
-_ATTEMPTS_MAX = 10
-"""Number of attempts for a topic that keeps losing segments while they are read."""
-
 
 class TopicReport(Struct):
     """The checked ranges of one topic, and the damage found."""
@@ -231,7 +228,7 @@ class _Check:
         """Return the topic's report; None if the topic was destroyed meanwhile."""
         checks: dict[SegmentRow, SegmentCheck] = {}
         plan = self._plans.pop(topic_id, None)
-        for _ in range(_ATTEMPTS_MAX):
+        while True:  # until no segment is deleted between the catalogue's answer and its check
             row, segments = plan or self._plan(topic_id)
             plan = None
             if row is None:
@@ -251,7 +248,6 @@ class _Check:
                     checks[segment] = check
             else:
                 return _topic_report(row, [checks[segment] for segment in segments], life)
-        return None
 
     def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
         with self._view.snapshot():
