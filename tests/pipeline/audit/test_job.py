@@ -25,18 +25,19 @@ from headrace.lake.storage.storage import storage_of
 from headrace.log import layout
 from headrace.log.verify.checks import VerifiedRange
 from headrace.log.verify.verify import verify
-from headrace.model import JUMP, Durability
+from headrace.model import JUMP, Durability, Position
 from headrace.pipeline import compact, export
 from headrace.pipeline.audit import files as audit_files
 from headrace.pipeline.audit import log as audit_log
-from headrace.pipeline.audit import tasks as audit_tasks
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
 from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.tasks import LocalRunner, NotSharedError
+from headrace.reader.view import DataLossError, LogBlock, LogLocation, LogRange
 from tests.fakes.store import StepStore
 from tests.lake.rows import rows, write
 from tests.pipeline.lakes import manifests_of
+from tests.reader.runs import block, flipped
 
 SIZES = (0, 1, 30, 30, 30, 300, 3000)
 
@@ -140,10 +141,10 @@ def test_nothing_is_read_twice_where_everything_is_right(data, monkeypatch):
     # This also holds when a segment is divided among tasks, or read in small blocks.
     monkeypatch.setattr(audit_log, "TASK_BYTES_MAX", 700)
     monkeypatch.setattr(audit_log, "TASK_BYTES_MIN", 100)
-    monkeypatch.setattr(audit_tasks, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(audit_tasks, "_EVEN_BLOCK_BYTES", 500)
-    monkeypatch.setattr(audit_tasks, "_READ_BYTES", 100)
-    monkeypatch.setattr(audit_tasks, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(audit_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(audit_log, "_EVEN_BLOCK_BYTES", 500)
+    monkeypatch.setattr(audit_log, "_READ_BYTES", 100)
+    monkeypatch.setattr(audit_log, "_ROWS_AT_ONCE", 2)
     assert not look(data_dir=data).lost
 
 
@@ -582,6 +583,32 @@ def test_bad_input_is_one_sentence(data, lake, tmp_path):
 
 
 # Other machines, and concurrent changes
+
+
+def test_what_a_server_still_has_is_checked_when_retention_takes_the_start_of_a_part(monkeypatch):
+    runs = [[b"a" * 6, b"b" * 6], [b"c" * 6], [b"d" * 6, b"e" * 6], [b"f" * 6]]
+    whole = block(runs)
+    # Records c to f are left, and e is damaged.
+    left = LogBlock(whole.rows[1:], flipped(whole.data, 45)[20:], whole.place)
+    part = LogRange("t", Position(1, 0, 0), Position(1, 60, 6))
+    rest = part._replace(start=Position(1, 20, 2))
+
+    class Trimmed:
+        def __init__(self, place: LogLocation) -> None: ...
+        def expect(self, parts: Any) -> None: ...
+        def close(self) -> None: ...
+
+        def read(self, wanted: LogRange) -> Iterator[LogBlock]:
+            if wanted == part:
+                raise DataLossError("retention has overtaken the read", rest)
+            yield left
+
+    monkeypatch.setattr(audit_log, "ServerLog", Trimmed)
+    (found,) = audit_log.check_served([part], place=LogLocation())
+    assert found.ranges == [VerifiedRange(20, 30, 2, 3), VerifiedRange(50, 60, 5, 6)]
+    assert [(one.reason, one.range) for one in found.damages] == [
+        ("the checksum is wrong", VerifiedRange(30, 50, 3, 5))
+    ]
 
 
 def test_executors_that_see_another_directory_are_told_apart_from_damage(data):

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 from crc32c import crc32c
@@ -119,7 +119,7 @@ class SegmentWork(NamedTuple):
     segment: SegmentRow
 
 
-CheckSegments = Callable[[Layout, Sequence[SegmentWork], Advance], Iterable["SegmentCheck"]]
+CheckSegments = Callable[[Sequence[SegmentWork]], Iterable["SegmentCheck"]]
 """Function that checks segments of any topics, as `SegmentCheck` does."""
 
 _BLOCK_BYTES = 4 << 20
@@ -143,6 +143,14 @@ class SegmentCheck(Findings):
         self._bad_rows = 0
         self._foreign = False
         """True if the index begins with a block of another index."""
+
+    @classmethod
+    def sound(cls, layout: Layout, topic: TopicRow, segment: SegmentRow, epoch: int) -> Self:
+        """Return the check of a segment that is known to be sound."""
+        check = cls(layout, topic, segment)
+        check.epoch = epoch
+        check.good(check._until(segment.end, segment.end_ordinal))
+        return check
 
     def run(self, advance: Advance) -> None:
         segment = self.segment

@@ -222,7 +222,7 @@ class _Check:
             if row is not None
             for segment in segments
         ]
-        self._checks = {one.segment: one for one in check(self._layout, works, self._advance)}
+        self._checks = {one.segment: one for one in check(works)}
 
     def _check_topic(self, topic_id: int, life: Life | None) -> TopicReport | None:
         """Return the topic's report; None if the topic was destroyed meanwhile."""
