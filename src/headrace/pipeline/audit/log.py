@@ -17,6 +17,7 @@ import numpy.typing as npt
 from crc32c import crc32c
 
 from headrace.errors import UnknownTopicError
+from headrace.lake.format import RecordRange as LakeRange
 from headrace.log.catalogue.rows import SegmentRow, TopicRow
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -86,6 +87,15 @@ class LogAccount(NamedTuple):
     notes: Sequence[str] = ()
     segments: int = 0
 
+    def kept_of(self, ranges: Iterable[LakeRange]) -> dict[str, dict[Kept, None]]:
+        """Return the ranges in the log that have some of these records, by topic."""
+        found: dict[str, dict[Kept, None]] = {}
+        for one in ranges:
+            for part in self.kept.get(one.topic, ()):
+                if part.offset < one.end and one.offset < part.end:
+                    found.setdefault(one.topic, {})[part] = None
+        return found
+
 
 def task_groups(works: Iterable[T], size: Callable[[T], int], total: int) -> list[list[T]]:
     """Return groups of works, in order; one task does each group."""
@@ -117,7 +127,7 @@ def audit_directory(
         for work in works:
             name, segment = work.topic.name.decode(), work.segment
             path = str(layout.segment(segment.topic_id, segment.base))
-            kept.setdefault(name, []).append(Kept(name, segment.base, segment.end, path))
+            kept.setdefault(name, []).append(Kept(segment.base, segment.end, path))
             found = {next(epochs) for _ in _pieces(work)}
             epoch = found.pop() if len(found) == 1 else None
             if epoch is None:
@@ -373,9 +383,7 @@ def audit_server(
         if not topic.whole:
             end = states[name].end
             topic.whole.append(_nothing_at(end.offset, end.ordinal))
-    kept = {
-        name: [Kept(name, state.start.offset, state.end.offset)] for name, state in states.items()
-    }
+    kept = {name: [Kept(state.start.offset, state.end.offset)] for name, state in states.items()}
     note = (
         "the log was read as the server gives it: its catalogue and its journal were not looked at"
     )
