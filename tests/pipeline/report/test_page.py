@@ -55,7 +55,7 @@ def made(topics: int = 30, server: ServerSeen | None = None, name: str = "") -> 
         )
     overview = data.overview([data.look(found)])
     plan = data.plan(overview)
-    counts = data.count(found, plan)
+    counts = [data.count(found, plan)]
     return data.report(
         overview, plan, counts, made_ms=START_MS, log=name or "here", lake=name, server=server
     )

@@ -75,7 +75,7 @@ class Damage(Struct, frozen=True):
 class Findings:
     """Collects ranges and damage, and joins neighbours of the same kind."""
 
-    def __init__(self, topic: str | None = None) -> None:
+    def __init__(self, topic: str) -> None:
         self.topic = topic
         self.ranges: list[VerifiedRange] = []
         self.damages: list[Damage] = []
@@ -356,9 +356,8 @@ def check_staged(
 class Life(Findings):
     """A topic's state: the catalogue's row, updated by the journal entries read so far."""
 
-    def __init__(self, name: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
-        super().__init__(name)
-        self.name = name
+    def __init__(self, topic: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
+        super().__init__(topic)
         self.epoch = epoch
         self.offset, self.ordinal, self.ms = offset, ordinal, ms
         self.destroyed = False
@@ -446,7 +445,7 @@ class JournalCheck:
             life = Life(made.name.decode(), made.epoch, made.offset, made.ordinal, 0)
             self.lives[made.topic_id] = life
         elif self._nameless.pop(made.topic_id, None):
-            life.name, life.epoch = made.name.decode(), made.epoch
+            life.topic, life.epoch = made.name.decode(), made.epoch
 
     def _life(self, topic_id: int) -> Life | None:
         life = self.lives.get(topic_id)

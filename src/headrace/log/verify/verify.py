@@ -191,7 +191,7 @@ class _Check:
     def _named(
         self, topics: Sequence[str], lives: dict[int, Life], may_lack: Container[str]
     ) -> list[int]:
-        made = {life.name: topic_id for topic_id, life in lives.items() if not life.destroyed}
+        made = {life.topic: topic_id for topic_id, life in lives.items() if not life.destroyed}
         ids: dict[int, None] = {}
         for name in topics:
             row = self._view.topic(check_topic_name(name))
@@ -207,7 +207,7 @@ class _Check:
         names = {row.id: row.name for row in rows}
         for topic_id, life in lives.items():
             if not life.destroyed:
-                names.setdefault(topic_id, life.name.encode())
+                names.setdefault(topic_id, life.topic.encode())
         return sorted(names, key=lambda topic_id: names[topic_id])
 
     def _check_ahead(self, ids: Sequence[int], check: CheckSegments) -> None:
@@ -235,7 +235,7 @@ class _Check:
                 if life is None or life.destroyed:
                     return None
                 # The topic is only in the journal.
-                row = TopicRow(topic_id, life.name.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
+                row = TopicRow(topic_id, life.topic.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
                 return _topic_report(row, [], life)
             for segment in segments:
                 if segment not in checks:
