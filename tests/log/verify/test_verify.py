@@ -569,7 +569,7 @@ def test_files_the_catalogue_does_not_name_are_noted(sound):
 def test_segments_that_retention_takes_while_they_are_read_are_no_damage(store, data, monkeypatch):
     fill(store, "one", commits=40)
     segments = store.store.segments(store.store.topic("one"))
-    # So many that a limit on the number of attempts would leave the topic out of the report.
+    # However many segments are deleted, the topic stays in the report.
     taken = iter(segments[1:13])
     run = checks.SegmentCheck.run
 
