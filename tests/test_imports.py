@@ -72,7 +72,7 @@ DOORS = {
     ("spark", "log"): set(),
     ("pipeline", "log"): set(),
     ("pipeline.audit", "log"): {
-        *("layout", "records", "catalogue.catalogue", "catalogue.rows", "read.index"),
+        *("layout", "records", "catalogue.rows", "read.index"),
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {

@@ -17,45 +17,15 @@ All methods may be called from any thread.
 """
 
 from array import array
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
+from operator import attrgetter
 from threading import Lock
 from typing import NamedTuple
-
-
-@dataclass(slots=True)
-class ReferenceReader:
-    """One subscriber's place in one topic: its next offset, and the place of that offset in the reference."""
-
-    position: int
-    resumed: bool = False
-    stretch: "ReferenceStretch | None" = None
-    row: int = 0
-
-    def walk(self, log: "ReferenceLog", begin: int, end: int, digest: int) -> int | None:
-        """Compare a record with the reference or add it; return the known digest if they differ."""
-        if self.stretch is None or self.stretch.begin_of(self.row) != begin:
-            self.stretch, self.row = log.locate(begin)
-        if self.row == len(self.stretch):
-            # This stretch ends here: another one may continue.
-            following = log.by_begin.get(begin)
-            if following is not None and following is not self.stretch:
-                self.stretch, self.row = following, 0
-        if self.row == len(self.stretch):
-            self.stretch.ends.append(end)
-            self.stretch.digests.append(digest)
-        known = self.stretch.digests[self.row]
-        agrees = known == digest and self.stretch.ends[self.row] == end
-        self.row += 1
-        if agrees:
-            return None
-        # After a disagreement, the reader's own offset decides where it continues.
-        self.stretch = None
-        return known
 
 
 class ReferenceStretch:
@@ -80,29 +50,34 @@ class ReferenceStretch:
 
 
 class ReferenceLog:
-    """The stretches of one topic, by first offset, with 16 bytes per record. Judges nothing."""
+    """The stretches of one topic, with 16 bytes per record. Judges nothing."""
 
     def __init__(self) -> None:
-        self._begins: list[int] = []
-        self.by_begin: dict[int, ReferenceStretch] = {}
+        self.stretches: list[ReferenceStretch] = []
+        """Sorted by their first offset."""
 
-    def stretches(self) -> Iterator[ReferenceStretch]:
-        return (self.by_begin[begin] for begin in self._begins)
+    def add(self, begin: int, end: int, digest: int) -> int:
+        """Add a record unless the log has one that begins there; return the digest of the log's record."""
+        stretch, row = self._locate(begin)
+        if row == len(stretch):
+            stretch.ends.append(end)
+            stretch.digests.append(digest)
+        return stretch.digests[row]
 
-    def locate(self, begin: int) -> tuple[ReferenceStretch, int]:
+    def _locate(self, begin: int) -> tuple[ReferenceStretch, int]:
         """Return the stretch and row of the record that begins here; make an empty stretch if none does."""
-        index = bisect_right(self._begins, begin) - 1
-        if index >= 0:
-            stretch = self.by_begin[self._begins[index]]
+        before = bisect_right(self.stretches, begin, key=attrgetter("begin"))
+        # The last stretch has the record, unless stretches overlap, as they do in a log with errors.
+        for index in reversed(range(before)):
+            stretch = self.stretches[index]
             row = bisect_right(stretch.ends, begin)
             if stretch.begin_of(row) == begin:
                 return stretch, row
-        stretch = self.by_begin[begin] = ReferenceStretch(begin)
-        insort(self._begins, begin)
-        return stretch, 0
+        self.stretches.insert(before, ReferenceStretch(begin))
+        return self.stretches[before], 0
 
     def find(self, digest: int) -> int | None:
-        for stretch in self.stretches():
+        for stretch in self.stretches:
             if digest in stretch.digests:
                 return stretch.ends[stretch.digests.index(digest)]
         return None
@@ -110,7 +85,7 @@ class ReferenceLog:
     def occurrences(self, tickets: dict[int, int]) -> "array[int]":
         """Return the number of times that each ticket's bytes are in the log."""
         seen = array("I", bytes(4 * len(tickets)))
-        for stretch in self.stretches():
+        for stretch in self.stretches:
             for digest in stretch.digests:
                 if digest in tickets:
                     seen[tickets[digest]] += 1
@@ -118,8 +93,8 @@ class ReferenceLog:
 
     def overlaps(self, attachments: set[int]) -> Iterator[tuple[int, int]]:
         """Yield each beginning of a record, or attachment, inside another record, and where that begins."""
-        suspects = sorted(attachments.union(self._begins))
-        for stretch in self.stretches():
+        suspects = sorted(attachments.union(one.begin for one in self.stretches))
+        for stretch in self.stretches:
             low = bisect_right(suspects, stretch.begin)
             for suspect in suspects[low : bisect_left(suspects, stretch.end)]:
                 row = bisect_right(stretch.ends, suspect)
@@ -170,7 +145,7 @@ class LogChecker:
     def __init__(self) -> None:
         self._lock = Lock()
         self._topics: defaultdict[str, _Topic] = defaultdict(_Topic)
-        self._subscribers: dict[tuple[str, str], ReferenceReader] = {}
+        self._subscribers: dict[tuple[str, str], _Reader] = {}
         self._publishers: dict[str, int] = {}
         self._violations: list[Violation] = []
         self._counts: Counter[Kind] = Counter()
@@ -199,7 +174,7 @@ class LogChecker:
         with self._lock:
             reader = self._subscribers.get((subscriber, topic))
             if reader is None:
-                self._subscribers[subscriber, topic] = ReferenceReader(got)
+                self._subscribers[subscriber, topic] = _Reader(got)
             else:
                 if asked is not None and got != asked:
                     kind = Kind.RESUME_GAP if got > asked else Kind.RESUME_DOUBLE
@@ -214,7 +189,7 @@ class LogChecker:
             state = self._topics[topic]
             digest = _digest(payload)
             begin = offset - SIZE_PREFIX_BYTES - len(payload)
-            reader = self._subscribers.setdefault((subscriber, topic), ReferenceReader(begin))
+            reader = self._subscribers.setdefault((subscriber, topic), _Reader(begin))
             if begin != reader.position:
                 self._misplaced(topic, subscriber, reader, begin, offset)
             reader.position = offset
@@ -222,9 +197,9 @@ class LogChecker:
             if digest not in state.tickets:
                 detail = f"{len(payload)} bytes nobody sent"
                 self._report(Kind.PHANTOM, topic, detail, subscriber, offset)
-            known = reader.walk(state.log, begin, offset, digest)
+            known = state.log.add(begin, offset, digest)
             # A disagreement is judged at the end, when the rest of the log is known.
-            if known is not None and len(state.disagreements) < VIOLATIONS_PER_KIND_MAX:
+            if known != digest and len(state.disagreements) < VIOLATIONS_PER_KIND_MAX:
                 state.disagreements.append(_Disagreement(subscriber, offset, digest, known))
 
     def position(self, subscriber: str, topic: str) -> int | None:
@@ -236,7 +211,7 @@ class LogChecker:
     def records(self, topic: str) -> int:
         """Return the number of the topic's records that any subscriber received."""
         with self._lock:
-            return sum(map(len, self._topics[topic].log.stretches()))
+            return sum(map(len, self._topics[topic].log.stretches))
 
     def verdict(self) -> list[Violation]:
         """Return every violation so far; an empty list means that a correct log can have this history.
@@ -265,7 +240,7 @@ class LogChecker:
             self._violations.append(Violation(kind, topic, detail, subscriber, offset))
 
     def _misplaced(
-        self, topic: str, subscriber: str, reader: ReferenceReader, begin: int, offset: int
+        self, topic: str, subscriber: str, reader: "_Reader", begin: int, offset: int
     ) -> None:
         if reader.resumed:
             kind = Kind.RESUME_GAP if begin > reader.position else Kind.RESUME_DOUBLE
@@ -304,7 +279,7 @@ class LogChecker:
         last: dict[int, int] = {}
         first_seen = bytearray(len(topic.acked))
         names = {number: name for name, number in self._publishers.items()}
-        for stretch in topic.log.stretches():
+        for stretch in topic.log.stretches:
             for end, digest in zip(stretch.ends, stretch.digests, strict=True):
                 ticket = topic.tickets.get(digest)
                 if ticket is None or first_seen[ticket]:
@@ -321,6 +296,14 @@ class LogChecker:
 
 def _digest(payload: bytes) -> int:
     return int.from_bytes(blake2b(payload, digest_size=8).digest(), "big")
+
+
+@dataclass(slots=True)
+class _Reader:
+    """One subscriber's place in one topic."""
+
+    position: int
+    resumed: bool = False
 
 
 class _Disagreement(NamedTuple):

@@ -18,7 +18,7 @@ import pytest
 from headrace.config.settings import Config, Journal, Segment
 from headrace.errors import BadTopicNameError, DataDirectoryError, OptionError, UnknownTopicError
 from headrace.lake.files.writing import RecordRows
-from headrace.lake.format import File, LakeError, Manifest, Shape
+from headrace.lake.format import File, LakeError, LostRange, Manifest, Shape
 from headrace.lake.formats.delta import DeltaLake
 from headrace.lake.manifests import Manifests
 from headrace.lake.storage.storage import storage_of
@@ -26,18 +26,19 @@ from headrace.lake.table import make_table
 from headrace.log import layout
 from headrace.log.verify.checks import VerifiedRange
 from headrace.log.verify.verify import verify
-from headrace.model import JUMP, Durability
+from headrace.model import JUMP, Durability, Position
 from headrace.pipeline import compact, export
 from headrace.pipeline.audit import files as audit_files
 from headrace.pipeline.audit import log as audit_log
-from headrace.pipeline.audit import tasks as audit_tasks
 from headrace.pipeline.audit.job import audit
 from headrace.pipeline.audit.plan import AuditReport, Finding, TopicAudit
 from headrace.pipeline.job import EXPORT_APP as APP
 from headrace.pipeline.tasks import LocalRunner, NotSharedError
+from headrace.reader.view import DataLossError, LogBlock, LogLocation, LogRange
 from tests.fakes.store import StepStore
 from tests.lake.rows import rows, write
 from tests.pipeline.lakes import manifests_of
+from tests.reader.runs import block, flipped
 
 SIZES = (0, 1, 30, 30, 30, 300, 3000)
 
@@ -141,10 +142,10 @@ def test_nothing_is_read_twice_where_everything_is_right(data, monkeypatch):
     # This also holds when a segment is divided among tasks, or read in small blocks.
     monkeypatch.setattr(audit_log, "TASK_BYTES_MAX", 700)
     monkeypatch.setattr(audit_log, "TASK_BYTES_MIN", 100)
-    monkeypatch.setattr(audit_tasks, "_BLOCK_BYTES", 1000)
-    monkeypatch.setattr(audit_tasks, "_EVEN_BLOCK_BYTES", 500)
-    monkeypatch.setattr(audit_tasks, "_READ_BYTES", 100)
-    monkeypatch.setattr(audit_tasks, "_ROWS_AT_ONCE", 2)
+    monkeypatch.setattr(audit_log, "_BLOCK_BYTES", 1000)
+    monkeypatch.setattr(audit_log, "_EVEN_BLOCK_BYTES", 500)
+    monkeypatch.setattr(audit_log, "_READ_BYTES", 100)
+    monkeypatch.setattr(audit_log, "_ROWS_AT_ONCE", 2)
     assert not look(data_dir=data).lost
 
 
@@ -273,6 +274,21 @@ def test_what_is_in_the_journal_only_is_not_compared_and_that_is_said(tmp_path):
     report = look(lake, data_dir=data)
     assert (report.lost, of(report, "t").compared_bytes) == (False, 11)
     assert report.notes[0].startswith("18 bytes that log and lake both have were not compared")
+
+
+def test_a_named_topic_that_is_only_in_journal_and_lake_is_read_in_both(tmp_path):
+    data, lake = tmp_path / "data", tmp_path / "lake"
+    store = StepStore(config(data))
+    for payload in (b"exported", b"not exported", b"behind it"):
+        store.append("t", payload)
+    epoch = store.store.topic("t").end.epoch
+    store.crash()
+    commit(lake, 0, rows("t", [b"exported"], epoch=epoch))
+    assert look(lake, "t", data_dir=data).topics == look(lake, data_dir=data).topics
+    (file,) = [f for f in data.glob("journal/*") if b"not exported" in f.read_bytes()]
+    flip(file, file.read_bytes().index(b"not exported"))
+    (one,) = found(look(lake, "t", data_dir=data))
+    assert (one.file, one.reason) == (f"journal/{file.name}", "the checksum is wrong")
 
 
 def test_damage_of_the_log_tells_that_the_lake_has_the_records(data, lake):
@@ -437,7 +453,9 @@ def test_a_column_by_another_name_is_damage(lake):
 # Lakes made by hand
 
 
-def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> None:
+def commit(
+    lake: Path, number: int, *some: RecordRows, noted: bool = True, lost: tuple[LostRange, ...] = ()
+) -> None:
     """Commit a batch as an export does; with `noted=False`, its manifest lists no files."""
     table = DeltaLake.open(storage_of(lake)) or make_table(storage_of(lake), "delta", Shape())
     written = write(lake, *some)
@@ -453,6 +471,7 @@ def commit(lake: Path, number: int, *some: RecordRows, noted: bool = True) -> No
             for place, file in enumerate(written if noted else ())
             for one in file.ranges
         ),
+        lost=lost,
         merged=before.merged,
         since=before.since,
     )
@@ -467,6 +486,18 @@ def test_a_gap_in_the_lake_is_missing(tmp_path):
     (one,) = found(look(lake))
     assert (one.kind, one.topic, one.range) == ("missing", "t", VerifiedRange(10, 15, 2, 3))
     assert [*look(lake).lines()][-1] == "lost: 1 missing"
+
+
+def test_records_that_an_export_came_too_late_for_are_missing(tmp_path):
+    """Also if the lake has no other records of the topic, and the log no longer has the topic."""
+    lake = tmp_path / "lake"
+    commit(lake, 0, rows("t", [b"a", b"b"]), lost=(LostRange("gone", 4, 7), LostRange("t", 2, 3)))
+    reason = "records with ordinals {} to {} were deleted before they could be exported"
+    assert [(one.kind, one.topic, one.reason) for one in found(look(lake))] == [
+        ("missing", "gone", reason.format(4, 7)),
+        ("missing", "t", reason.format(2, 3)),
+    ]
+    assert [*look(lake, "gone").lines()][-1] == "lost: 1 missing"
 
 
 def test_rows_in_two_files_are_found(tmp_path):
@@ -553,6 +584,32 @@ def test_bad_input_is_one_sentence(data, lake, tmp_path):
 
 
 # Other machines, and concurrent changes
+
+
+def test_what_a_server_still_has_is_checked_when_retention_takes_the_start_of_a_part(monkeypatch):
+    runs = [[b"a" * 6, b"b" * 6], [b"c" * 6], [b"d" * 6, b"e" * 6], [b"f" * 6]]
+    whole = block(runs)
+    # Records c to f are left, and e is damaged.
+    left = LogBlock(whole.rows[1:], flipped(whole.data, 45)[20:], whole.place)
+    part = LogRange("t", Position(1, 0, 0), Position(1, 60, 6))
+    rest = part._replace(start=Position(1, 20, 2))
+
+    class Trimmed:
+        def __init__(self, place: LogLocation) -> None: ...
+        def expect(self, parts: Any) -> None: ...
+        def close(self) -> None: ...
+
+        def read(self, wanted: LogRange) -> Iterator[LogBlock]:
+            if wanted == part:
+                raise DataLossError("retention has overtaken the read", rest)
+            yield left
+
+    monkeypatch.setattr(audit_log, "ServerLog", Trimmed)
+    (found,) = audit_log.check_served([part], place=LogLocation())
+    assert found.ranges == [VerifiedRange(20, 30, 2, 3), VerifiedRange(50, 60, 5, 6)]
+    assert [(one.reason, one.range) for one in found.damages] == [
+        ("the checksum is wrong", VerifiedRange(30, 50, 3, 5))
+    ]
 
 
 def test_executors_that_see_another_directory_are_told_apart_from_damage(data):

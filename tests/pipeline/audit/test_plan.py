@@ -11,15 +11,14 @@ from headrace.model import JUMP
 from headrace.pipeline.audit.plan import (
     LINES_MAX,
     AuditReport,
-    AuditSpan,
     Finding,
     Held,
     TopicAudit,
-    common_bytes,
+    common,
     compare,
     cover,
-    covers,
     joined_ranges,
+    without,
 )
 
 DATA = bytes(range(200)) * 2
@@ -32,7 +31,7 @@ def part(offset: int, end: int, more: int = 0) -> VerifiedRange:
 
 def held(offset: int, end: int, file: str = "f", epoch: int = 1, crc: int | None = None) -> Held:
     crc = crc32c(DATA[offset:end]) if crc is None else crc
-    return Held(file, epoch, part(offset, end), crc)
+    return Held(epoch, part(offset, end), file, crc)
 
 
 def found(
@@ -96,7 +95,7 @@ def test_rows_that_nobody_has_noted_are_found_unless_some_notes_are_damaged():
 
 
 def test_other_ordinals_are_found():
-    wrong = Held("f", 1, VerifiedRange(0, 100, 1, 11), held(0, 100).crc)
+    wrong = Held(1, VerifiedRange(0, 100, 1, 11), "f", held(0, 100).crc)
     assert found([held(0, 100)], [wrong]) == [
         ("damaged: the file has other ordinals than the manifest of its batch", part(0, 100))
     ]
@@ -105,21 +104,24 @@ def test_other_ordinals_are_found():
 # Coverage
 
 
-def spans(*ranges: VerifiedRange, epoch: int = 1) -> list[AuditSpan]:
-    return [AuditSpan(epoch, one) for one in ranges]
+def spans(*ranges: VerifiedRange, epoch: int = 1) -> list[Held]:
+    return [Held(epoch, one) for one in ranges]
 
 
-def missing(
-    lake: list[AuditSpan], log: list[AuditSpan] | None
-) -> list[tuple[str, VerifiedRange | None]]:
+def missing(lake: list[Held], log: list[Held]) -> list[tuple[str, VerifiedRange | None]]:
     return [(one.reason, one.range) for one in cover("t", lake, log).findings]
+
+
+def is_covered(lake: list[Held], log: list[Held]) -> bool:
+    found = cover("t", lake, log)
+    return not found.findings and not found.notes
 
 
 def test_lake_and_log_that_touch_or_overlap_cover_everything():
     lake = spans(part(0, 100), part(100, 200))
-    for log in (None, [], spans(part(200, 300)), spans(part(50, 300)), spans(part(0, 200))):
-        assert cover("t", lake, log) == ([], [])
-    assert cover("t", [], spans(part(0, 200))) == ([], [])
+    for log in ([], spans(part(200, 300)), spans(part(50, 300)), spans(part(0, 200))):
+        assert is_covered(lake, log)
+    assert is_covered([], spans(part(0, 200)))
 
 
 def test_a_gap_between_lake_and_log_is_missing():
@@ -130,9 +132,9 @@ def test_a_gap_between_lake_and_log_is_missing():
 
 def test_what_a_log_has_forgotten_to_its_end_is_missing():
     empty = VerifiedRange(300, 300, 30, 30)
-    [(_, gone)] = missing([AuditSpan(1, VerifiedRange(0, 100, 0, 10))], spans(empty))
+    [(_, gone)] = missing([Held(1, VerifiedRange(0, 100, 0, 10))], spans(empty))
     assert gone == VerifiedRange(100, 300, 10, 30)
-    assert missing([AuditSpan(1, VerifiedRange(0, 300, 0, 30))], spans(empty)) == []
+    assert missing([Held(1, VerifiedRange(0, 300, 0, 30))], spans(empty)) == []
 
 
 def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
@@ -141,7 +143,7 @@ def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
         "neither the log nor the lake has these records",
         "the lake does not have these records, the log still has",
     )
-    assert missing(lake, None) == [(neither, part(100, 200))]
+    assert missing(lake, []) == [(neither, part(100, 200))]
     assert missing(lake, spans(part(0, 400))) == [(only_log, part(100, 200))]
     assert missing(lake, spans(part(150, 400))) == [
         (neither, part(100, 150)),
@@ -150,18 +152,18 @@ def test_a_gap_in_the_lake_is_missing_and_it_is_said_whether_the_log_has_it():
 
 
 def test_a_jump_is_no_gap():
-    jumped = AuditSpan(2, part(100, 200, more=JUMP))
-    assert cover("t", [*spans(part(0, 100)), jumped], None) == ([], [])
-    assert cover("t", spans(part(0, 100)), [jumped]) == ([], [])
-    twice = AuditSpan(2, part(100, 200, more=2 * JUMP))
-    assert cover("t", spans(part(0, 100)), [twice]) == ([], [])
+    jumped = Held(2, part(100, 200, more=JUMP))
+    assert is_covered([*spans(part(0, 100)), jumped], [])
+    assert is_covered(spans(part(0, 100)), [jumped])
+    twice = Held(2, part(100, 200, more=2 * JUMP))
+    assert is_covered(spans(part(0, 100)), [twice])
     # By offsets alone, this range could be anything.
-    other = AuditSpan(2, VerifiedRange(100 + JUMP, 200 + JUMP, 10, 20))
+    other = Held(2, VerifiedRange(100 + JUMP, 200 + JUMP, 10, 20))
     assert missing(spans(part(0, 100)), [other]) != []
 
 
 def test_what_only_the_lake_has_behind_a_crash_is_a_note():
-    log = [*spans(part(0, 60), epoch=2), AuditSpan(2, part(60, 200, more=JUMP))]
+    log = [*spans(part(0, 60), epoch=2), Held(2, part(60, 200, more=JUMP))]
     coverage = cover("t", spans(part(0, 100)), log)
     assert coverage.findings == []
     assert "4 records at offsets 60 to 100 are in the lake only" in coverage.notes[0]
@@ -173,7 +175,7 @@ def test_what_only_the_lake_has_behind_a_crash_is_a_note():
 
 def test_a_topic_that_started_over_is_a_note():
     lake = [*spans(part(0, 100)), *spans(part(0, 50), epoch=2)]
-    coverage = cover("t", lake, None)
+    coverage = cover("t", lake, [])
     assert coverage.findings == []
     assert "as topics of durability memory do" in coverage.notes[0]
 
@@ -181,9 +183,30 @@ def test_a_topic_that_started_over_is_a_note():
 def test_ranges_are_joined_where_they_touch_or_overlap():
     assert joined_ranges([part(100, 200), part(0, 100), part(50, 120)]) == [part(0, 200)]
     assert joined_ranges([part(0, 50), part(60, 100)]) == [part(0, 50), part(60, 100)]
-    assert covers([part(0, 50), part(50, 100)], part(20, 80))
-    assert not covers([part(0, 50), part(60, 100)], part(20, 80))
-    assert common_bytes([part(0, 50), part(60, 100)], [part(20, 70)]) == 40
+    assert without([part(20, 80)], [part(0, 50), part(50, 100)]) == []
+    assert without([part(20, 80)], [part(60, 100), part(0, 50)]) == [part(50, 60)]
+    assert without([part(0, 100), part(200, 300)], [part(20, 40), part(50, 250)]) == [
+        *(part(0, 20), part(40, 50), part(250, 300)),
+    ]
+    assert common([part(0, 50), part(60, 100)], [part(20, 70)]) == [part(20, 50), part(60, 70)]
+
+
+RANGES = st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=6).map(
+    lambda found: [part(10 * begin, 10 * (begin + size)) for begin, size in found]
+)
+
+
+@given(RANGES, RANGES)
+def test_ranges_are_sets_of_records(these, those):
+    def records(ranges: list[VerifiedRange]) -> set[int]:
+        return {ordinal for one in ranges for ordinal in range(one.ordinal, one.end_ordinal)}
+
+    ours, others = joined_ranges(these), joined_ranges(those)
+    assert records(ours) == records(these)
+    assert records(common(ours, others)) == records(these) & records(those)
+    left = without(these, those)
+    assert records(left) == records(these) - records(those)
+    assert left == joined_ranges(left)
 
 
 # Wording

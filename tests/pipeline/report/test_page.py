@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from headrace.pipeline.report import data as data
-from headrace.pipeline.report import svg as svg
-from headrace.pipeline.report import words as words
+from headrace.pipeline.report import figures
 from headrace.pipeline.report.data import ReportData, Runs, ServerSeen
 from headrace.pipeline.report.job import channels_of, readers_of
 from headrace.pipeline.report.page import page
@@ -55,7 +54,7 @@ def made(topics: int = 30, server: ServerSeen | None = None, name: str = "") -> 
         )
     overview = data.overview([data.look(found)])
     plan = data.plan(overview)
-    counts = data.count(found, plan)
+    counts = [data.count(found, plan)]
     return data.report(
         overview, plan, counts, made_ms=START_MS, log=name or "here", lake=name, server=server
     )
@@ -144,8 +143,8 @@ def test_without_a_server_the_page_says_what_it_does_not_know():
 
 
 def test_areas_are_drawn_where_there_is_something_and_inside_of_the_plot():
-    over = svg.Over(START_MS, 1000, 4)
-    plot = svg.stacked(
+    over = figures.Over(START_MS, 1000, 4)
+    plot = figures.stacked(
         [[1, 0, 0, 5], [1, 0, 2, 0], [0, 0, 0, 1]], ["a"] * 4, over, binary=False, label="x"
     )
     heights = [float(y) for y in re.findall(r"V([\d.]+)", plot)]
@@ -159,7 +158,7 @@ def test_areas_are_drawn_where_there_is_something_and_inside_of_the_plot():
 @pytest.mark.parametrize("top", [0, 1, 3, 7, 99, 100, 101, 12_345, 10**9])
 @pytest.mark.parametrize("binary", [False, True])
 def test_an_axis_has_a_few_round_numbers_up_to_the_top(top, binary):
-    plot = svg.stacked([[top]], ["x"], svg.Over(0, 1000, 1), binary=binary, label="x")
+    plot = figures.stacked([[top]], ["x"], figures.Over(0, 1000, 1), binary=binary, label="x")
     labels = re.findall(r'class="axis end"[^>]*>([^<]+)<', plot)
     assert 2 <= len(labels) <= 6
     assert len(set(labels)) == len(labels)
@@ -177,7 +176,7 @@ def test_an_axis_has_a_few_round_numbers_up_to_the_top(top, binary):
     ],
 )
 def test_spans_have_the_units_that_matter(ms, expected):
-    assert words.span(ms) == expected
+    assert figures.span(ms) == expected
 
 
 @pytest.mark.parametrize(
@@ -188,9 +187,9 @@ def test_spans_have_the_units_that_matter(ms, expected):
     ],
 )
 def test_numbers_are_short_in_pictures(value, expected):
-    assert words.short(value) == expected
+    assert figures.short(value) == expected
 
 
 def test_a_time_that_no_calendar_has_is_still_shown():
-    assert words.moment(1 << 62).startswith(str(1 << 62))
-    assert words.tick(1 << 62, 1000) == ""
+    assert figures.moment(1 << 62).startswith(str(1 << 62))
+    assert figures.tick(1 << 62, 1000) == ""

@@ -15,7 +15,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import msgspec
 from crc32c import crc32c
@@ -75,7 +75,7 @@ class Damage(Struct, frozen=True):
 class Findings:
     """Collects ranges and damage, and joins neighbours of the same kind."""
 
-    def __init__(self, topic: str | None = None) -> None:
+    def __init__(self, topic: str) -> None:
         self.topic = topic
         self.ranges: list[VerifiedRange] = []
         self.damages: list[Damage] = []
@@ -119,7 +119,7 @@ class SegmentWork(NamedTuple):
     segment: SegmentRow
 
 
-CheckSegments = Callable[[Layout, Sequence[SegmentWork], Advance], Iterable["SegmentCheck"]]
+CheckSegments = Callable[[Sequence[SegmentWork]], Iterable["SegmentCheck"]]
 """Function that checks segments of any topics, as `SegmentCheck` does."""
 
 _BLOCK_BYTES = 4 << 20
@@ -143,6 +143,14 @@ class SegmentCheck(Findings):
         self._bad_rows = 0
         self._foreign = False
         """True if the index begins with a block of another index."""
+
+    @classmethod
+    def sound(cls, layout: Layout, topic: TopicRow, segment: SegmentRow, epoch: int) -> Self:
+        """Return the check of a segment that is known to be sound."""
+        check = cls(layout, topic, segment)
+        check.epoch = epoch
+        check.good(check._until(segment.end, segment.end_ordinal))
+        return check
 
     def run(self, advance: Advance) -> None:
         segment = self.segment
@@ -261,12 +269,17 @@ def _check_gap(
     found: Findings, offset: int, ordinal: int, next_offset: int, next_ordinal: int
 ) -> None:
     skipped, records = next_offset - offset, next_ordinal - ordinal
-    # After a crash that may have lost records, a topic continues a multiple of JUMP ahead, so that no
-    # offset that a reader has seen is given to another record.
-    jumped = skipped == records and skipped > 0 and skipped % JUMP == 0
-    if (skipped or records) and not jumped:
+    if (skipped or records) and not is_jump(skipped, records):
         here = VerifiedRange(offset, next_offset, ordinal, next_ordinal)
         found.bad("catalogue", "no segment holds these", here)
+
+
+def is_jump(skipped: int, records: int) -> bool:
+    """True if a topic skipped these offsets and ordinals after a crash that may have lost records.
+
+    It continues a multiple of JUMP ahead: no offset that a reader has seen is given to another record.
+    """
+    return skipped == records and skipped > 0 and skipped % JUMP == 0
 
 
 def _starts_at_a_record(topic: TopicRow, row: Row, data: bytes) -> bool:
@@ -343,9 +356,8 @@ def check_staged(
 class Life(Findings):
     """A topic's state: the catalogue's row, updated by the journal entries read so far."""
 
-    def __init__(self, name: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
-        super().__init__(name)
-        self.name = name
+    def __init__(self, topic: str, epoch: int, offset: int, ordinal: int, ms: int) -> None:
+        super().__init__(topic)
         self.epoch = epoch
         self.offset, self.ordinal, self.ms = offset, ordinal, ms
         self.destroyed = False
@@ -433,7 +445,7 @@ class JournalCheck:
             life = Life(made.name.decode(), made.epoch, made.offset, made.ordinal, 0)
             self.lives[made.topic_id] = life
         elif self._nameless.pop(made.topic_id, None):
-            life.name, life.epoch = made.name.decode(), made.epoch
+            life.topic, life.epoch = made.name.decode(), made.epoch
 
     def _life(self, topic_id: int) -> Life | None:
         life = self.lives.get(topic_id)

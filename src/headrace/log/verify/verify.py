@@ -9,7 +9,7 @@ is read again, and a segment that it no longer names is not reported as damage.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -51,9 +51,6 @@ Progress = Callable[[int, int], None]
 
 _PROGRESS_BYTES = 1 << 20
 
-_ATTEMPTS_MAX = 10
-"""Number of attempts for a topic that keeps losing segments while they are read."""
-
 
 class TopicReport(Struct):
     """The checked ranges of one topic, and the damage found."""
@@ -87,10 +84,12 @@ def verify(
     topics: Sequence[str] = (),
     progress: Progress | None = None,
     check: CheckSegments | None = None,
+    may_lack: Container[str] = (),
 ) -> Report:
     """Check the named topics; without names, check all topics and everything else in the directory.
 
-    `check` gets the segments of all these topics at once, so that it can check many at a time.
+    `check` gets the segments of all these topics at once, so that it can check many at a time. Named topics
+    that do not exist are refused, except those in `may_lack`.
     """
     layout = Layout(data_dir)
     report = Report([], [], [], False)
@@ -98,7 +97,7 @@ def verify(
         if not (data_dir / FILE_NAME).exists() and _is_in_use(layout):
             raise DamagedCatalogueError(f"{data_dir / FILE_NAME}: the file is missing")
         with _open(data_dir) as view:
-            _Check(layout, view, report, progress).run(topics, check)
+            _Check(layout, view, report, progress).run(topics, check, may_lack)
     except (DamagedCatalogueError, *DATABASE_ERRORS) as error:
         damage = _of_catalogue(FILE_NAME, error)
         if damage not in report.damages:
@@ -144,14 +143,16 @@ class _Check:
         self._batches: dict[tuple[bytes, int], BatchRow] = {}
         """Batches that the journal mentions, with the progress recorded there."""
 
-    def run(self, topics: Sequence[str], check: CheckSegments | None) -> None:
+    def run(
+        self, topics: Sequence[str], check: CheckSegments | None, may_lack: Container[str]
+    ) -> None:
         view, report = self._view, self._report
         try:
             view.check()
         except DamagedCatalogueError as error:
             report.damages.append(_of_catalogue(FILE_NAME, error))
         lives = self._check_journal()
-        ids = self._named(topics, lives) if topics else self._all(lives)
+        ids = self._named(topics, lives, may_lack) if topics else self._all(lives)
         self._total = view.segment_bytes(ids if topics else None)
         if check is not None:
             self._check_ahead(ids, check)
@@ -187,15 +188,18 @@ class _Check:
         with self._view.snapshot():
             return JournalCheck(self._layout, self._view)
 
-    def _named(self, topics: Sequence[str], lives: dict[int, Life]) -> list[int]:
-        made = {life.name: topic_id for topic_id, life in lives.items() if not life.destroyed}
+    def _named(
+        self, topics: Sequence[str], lives: dict[int, Life], may_lack: Container[str]
+    ) -> list[int]:
+        made = {life.topic: topic_id for topic_id, life in lives.items() if not life.destroyed}
         ids: dict[int, None] = {}
         for name in topics:
             row = self._view.topic(check_topic_name(name))
             topic_id = row.id if row is not None else made.get(name)
-            if topic_id is None:
+            if topic_id is not None:
+                ids[topic_id] = None
+            elif name not in may_lack:
                 raise UnknownTopicError(f"there is no topic {name!r} in {self._layout.root}")
-            ids[topic_id] = None
         return list(ids)
 
     def _all(self, lives: dict[int, Life]) -> list[int]:
@@ -203,7 +207,7 @@ class _Check:
         names = {row.id: row.name for row in rows}
         for topic_id, life in lives.items():
             if not life.destroyed:
-                names.setdefault(topic_id, life.name.encode())
+                names.setdefault(topic_id, life.topic.encode())
         return sorted(names, key=lambda topic_id: names[topic_id])
 
     def _check_ahead(self, ids: Sequence[int], check: CheckSegments) -> None:
@@ -218,20 +222,20 @@ class _Check:
             if row is not None
             for segment in segments
         ]
-        self._checks = {one.segment: one for one in check(self._layout, works, self._advance)}
+        self._checks = {one.segment: one for one in check(works)}
 
     def _check_topic(self, topic_id: int, life: Life | None) -> TopicReport | None:
         """Return the topic's report; None if the topic was destroyed meanwhile."""
         checks: dict[SegmentRow, SegmentCheck] = {}
         plan = self._plans.pop(topic_id, None)
-        for _ in range(_ATTEMPTS_MAX):
+        while True:  # until no segment is deleted between the catalogue's answer and its check
             row, segments = plan or self._plan(topic_id)
             plan = None
             if row is None:
                 if life is None or life.destroyed:
                     return None
                 # The topic is only in the journal.
-                row = TopicRow(topic_id, life.name.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
+                row = TopicRow(topic_id, life.topic.encode(), life.epoch, b"", 0, 0, 0, 0, 0)
                 return _topic_report(row, [], life)
             for segment in segments:
                 if segment not in checks:
@@ -244,7 +248,6 @@ class _Check:
                     checks[segment] = check
             else:
                 return _topic_report(row, [checks[segment] for segment in segments], life)
-        return None
 
     def _plan(self, topic_id: int) -> tuple[TopicRow | None, list[SegmentRow]]:
         with self._view.snapshot():

@@ -10,7 +10,7 @@ import os
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from io import FileIO
 from typing import Any, NamedTuple
@@ -47,7 +47,6 @@ _Numbers = npt.NDArray[np.int64]
 class Kept(NamedTuple):
     """Range of offsets of a topic that the log has, and its file; `file` is empty for a server's log."""
 
-    topic: str
     offset: int
     end: int
     file: str = ""
@@ -63,8 +62,8 @@ class FileWork(NamedTuple):
     bounds: Bounds
     """Smallest and largest values of the file's columns according to the table."""
     place: LogLocation
-    kept: tuple[Kept, ...]
-    """Ranges of the log for the topics in the file."""
+    kept: Mapping[str, Iterable[Kept]]
+    """Ranges of the log for the topics in the file, by topic."""
 
     @property
     def file(self) -> LakeFile:
@@ -205,7 +204,7 @@ class _Check:
         with (
             self._work.file.open() as content,
             pq.ParquetFile(content, page_checksum_verification=True) as file,
-            closing(_Log(self._work.place, self._work.kept)) as log,
+            closing(_Log(self._work)) as log,
         ):
             ranges = self._found.ranges = _ranges(file.metadata)
             self._old_names = has_old_names(file.metadata)
@@ -324,13 +323,15 @@ class _RangeCheck:
         self._us = 0
         self._crc = 0
         self._reason: str | None = None
-        self.left = expected.rows
         self.compared = 0
         self.differing: VerifiedRange | None = None
         """Records from the first to the last one whose bytes differ in the log."""
 
+    @property
+    def left(self) -> int:
+        return self._expected.end_ordinal - self._ordinal
+
     def add(self, rows: pa.RecordBatch) -> None:
-        self.left -= rows.num_rows
         payloads = rows["payload"]
         lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
         places = self._offset + np.concatenate(([0], np.cumsum(lengths + RECORD_HEADER_BYTES)))
@@ -384,16 +385,11 @@ class _RangeCheck:
 class _Log:
     """Bytes of the log, in a data directory or behind a server."""
 
-    def __init__(self, place: LogLocation, kept: Sequence[Kept]) -> None:
-        self._kept: dict[str, list[Kept]] = {}
-        for one in kept:
-            self._kept.setdefault(one.topic, []).append(one)
-        self._http = HttpClient(place) if place.urls else None
-        self._file: FileIO | None = None
+    def __init__(self, work: FileWork) -> None:
+        self._kept = work.kept
+        self._http = HttpClient(work.place) if work.place.urls else None
 
     def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
         if self._http is not None:
             self._http.close()
 
@@ -402,30 +398,22 @@ class _Log:
         for one in self._kept.get(topic, ()):
             at, stop = max(offset, one.offset), min(end, one.end)
             while at < stop:
-                data = self._piece(one, at, stop)
+                data = self._piece(topic, one, at, stop)
                 if not data:
                     break
                 yield at, data
                 at += len(data)
 
-    def _piece(self, one: Kept, at: int, stop: int) -> bytes:
+    def _piece(self, topic: str, one: Kept, at: int, stop: int) -> bytes:
         # Retention may have deleted these bytes meanwhile. The check of the log reports other damage.
         try:
             if self._http is None:
-                return os.pread(self._opened(one.file).fileno(), stop - at, at - one.offset)
-            asked = {"topic": one.topic, "from": at, "to": stop}
-            return self._http.send("GET", "/v1/range", asked)
+                with FileIO(one.file) as file:
+                    return os.pread(file.fileno(), stop - at, at - one.offset)
+            return self._http.send("GET", "/v1/range", {"topic": topic, "from": at, "to": stop})
         except ServerError as error:
             if error.status not in (_NOT_FOUND, _GONE):
                 raise
         except OSError:
             pass
         return b""
-
-    def _opened(self, path: str) -> FileIO:
-        if self._file is None or self._file.name != path:
-            if self._file is not None:
-                self._file.close()
-            self._file = None
-            self._file = FileIO(path)
-        return self._file

@@ -7,13 +7,13 @@ deleted. When something seems to be missing, the lake is listed again, as an exp
 """
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from headrace.config.pipeline import AuditOptions
@@ -25,7 +25,6 @@ from headrace.lake.format import (
     LakeError,
     LostRange,
     Manifest,
-    MergedManifest,
     StorageError,
 )
 from headrace.lake.format import RecordRange as LakeRange
@@ -36,19 +35,24 @@ from headrace.log.verify.checks import VerifiedRange
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
 from headrace.pipeline.audit.files import FileCheck, FileWork, check_files, known_ranges, range_of
-from headrace.pipeline.audit.log import LogAccount, audit_directory, audit_server, task_groups
+from headrace.pipeline.audit.log import (
+    LogAccount,
+    LogTopic,
+    audit_directory,
+    audit_server,
+    task_groups,
+)
 from headrace.pipeline.audit.plan import (
     AuditReport,
-    AuditSpan,
     Finding,
     Held,
     TopicAudit,
-    common_bytes,
+    common,
     compare,
     cover,
-    covers,
     joined_ranges,
     overlaps,
+    without,
 )
 from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of
 from headrace.pipeline.tasks import TaskRunner
@@ -91,15 +95,13 @@ class _Audit:
         self._runner, self._progress = runner, given.progress
         self._done = self._expected = 0
         self._table: Table | None = None
-        self._broken: list[Finding] = []
-        """Reason why the lake's list of files cannot be read; empty when it can."""
         self._checks: dict[str, FileCheck] = {}
 
     def run(self) -> AuditReport:
         listing = self._list()
         log = self._check_log(listing)
         for name in self._topics:
-            if name not in {*listing.topics, *log.topics} and not self._broken:
+            if name not in {*listing.topics, *log.topics} and not listing.findings:
                 raise UnknownTopicError(
                     f"there is no topic {name!r} in {log.name or self._address}"
                 )
@@ -110,7 +112,7 @@ class _Audit:
             again = self._list()
             # A table that changes all the time may look odd at every moment. Only an oddity that was found
             # both times counts.
-            again = again._replace(odd=[one for one in again.odd if one in listing.odd])
+            again.odd = [one for one in again.odd if one in listing.odd]
             self._checks = {path: one for path, one in self._checks.items() if not one.is_missing}
             self._check_files(again, log)
             report = self._report(again, log, is_later=again.files != listing.files)
@@ -121,14 +123,14 @@ class _Audit:
         return self._lake.address if self._lake is not None else None
 
     def _list(self) -> "Listing":
-        if self._lake is not None and not self._broken:
-            try:
-                self._table = self._table or open_table(self._lake)
-                return _list_lake(self._lake, self._table)
-            except DamagedTableError as error:
-                reason = f"it cannot be read: {error.reason}"
-                self._broken = [Finding("damaged", reason, error.file)]
-        return Listing(findings=self._broken)
+        if self._lake is None:
+            return Listing()
+        try:
+            self._table = self._table or open_table(self._lake)
+            return _list_lake(self._lake, self._table)
+        except DamagedTableError as error:
+            reason = f"it cannot be read: {error.reason}"
+            return Listing(findings=[Finding("damaged", reason, error.file)])
 
     def _check_log(self, listing: "Listing") -> LogAccount:
         self._expected = sum(listing.files.values())
@@ -142,8 +144,24 @@ class _Audit:
     def _check_files(self, listing: "Listing", log: LogAccount) -> None:
         if self._lake is None:
             return
-        paths = [path for path in sorted(listing.files) if path not in self._checks]
-        works = _file_works(self._lake, listing, paths, topics=self._topics, log=log)
+        noted: dict[str, list[LakeRange]] = defaultdict(list)
+        for path, one in listing.noted:
+            noted[path].append(one)
+        works = []
+        for path in sorted(listing.files.keys() - self._checks.keys()):
+            ranges = noted[path] or known_ranges(self._lake.file(path))
+            if ranges and self._topics and not any(one.topic in self._topics for one in ranges):
+                continue
+            work = FileWork(
+                self._lake,
+                path,
+                shown=listing.shown.get(path, ""),
+                bytes=listing.files[path],
+                bounds=listing.bounds.get(path, {}),
+                place=log.place,
+                kept=log.kept_of(ranges),
+            )
+            works.append(work)
         total = sum(work.bytes for work in works)
         some = task_groups(works, lambda work: work.bytes, total)
         self._expected = 0
@@ -159,16 +177,22 @@ class _Audit:
         self, listing: "Listing", log: LogAccount, *, is_later: bool = False
     ) -> AuditReport:
         checks = [self._checks[path] for path in listing.files if path in self._checks]
-        lake = _Lake(listing, checks)
+        lake = _by_topic(listing, checks)
+        findings = [*log.findings, *lake.pop("", _LakeTopic()).findings]
         notes = [*log.notes, *listing.notes]
         topics = []
-        for name in sorted({*lake.held, *lake.noted, *log.topics}):
+        for name in sorted({*lake, *log.topics}):
             if not self._topics or name in self._topics:
-                topic, more = _audit_topic(name, lake, log, is_later=is_later)
+                topic, more = _audit_topic(
+                    name,
+                    lake.get(name, _LakeTopic()),
+                    log.topics.get(name),
+                    all_noted=not listing.findings,
+                    is_later=is_later,
+                )
                 topics.append(topic)
                 notes += more
         notes += _not_compared(topics)
-        findings = [*log.findings, *lake.findings[None]]
         return AuditReport(
             log=log.name,
             lake=self._address,
@@ -182,11 +206,9 @@ class _Audit:
 
 
 def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
-    left = sum(
-        common_bytes(topic.lake, topic.log) - topic.compared_bytes
-        for topic in topics
-        if not topic.findings
-    )
+    sound = [topic for topic in topics if not topic.findings]
+    both = sum(part.end - part.offset for one in sound for part in common(one.lake, one.log))
+    left = both - sum(topic.compared_bytes for topic in sound)
     if left > 0:
         yield (
             f"{left:,} bytes that log and lake both have were not compared: they are still in the journal, "
@@ -197,70 +219,69 @@ def _not_compared(topics: Sequence[TopicAudit]) -> Iterator[str]:
 # The lake's side: manifests of its batches and a list of its files. Tasks read the files.
 
 
-class Listing(NamedTuple):
+class Listing(Struct):
     """State of a lake at one moment."""
 
-    findings: Sequence[Finding]
-    """Damaged or missing manifests."""
-    files: Mapping[str, int] = {}
-    noted: Sequence[tuple[str, LakeRange]] = ()
-    """Ranges in the manifests of batches, each with its file."""
-    lost: Sequence[LostRange] = ()
-    """Ranges that batches noted as lost, because they could not write them."""
-    shown: Mapping[str, str] = {}
-    """Visible names of files, by path, where they differ from the path."""
-    bounds: Mapping[str, Bounds] = {}
+    files: dict[str, int] = {}
+    bounds: dict[str, Bounds] = {}
     """Bounds of the table's files, by path."""
-    odd: Sequence[Finding] = ()
+    shown: dict[str, str] = {}
+    """Visible names of files, by path, where they differ from the path."""
+    noted: list[tuple[str, LakeRange]] = []
+    """Ranges in the manifests of batches, each with its file."""
+    lost: list[LostRange] = []
+    """Ranges that batches noted as lost, because they could not write them."""
+    findings: list[Finding] = []
+    """Damaged or missing manifests."""
+    odd: list[Finding] = []
     """Damage of the table itself."""
-    notes: Sequence[str] = ()
+    notes: list[str] = []
     """Oddities of the table that are not losses."""
 
     @property
     def topics(self) -> frozenset[str]:
-        return frozenset(one.topic for _, one in self.noted)
+        noted = (one.topic for _, one in self.noted)
+        return frozenset([*noted, *(one.topic for one in self.lost)])
 
 
 def _list_lake(lake: Storage, table: Table) -> Listing:
     while True:
         last = table.last(EXPORT_APP)
-        files, bounds = table.files(), table.bounds()
+        found = Listing(table.files(), table.bounds())
         if table.last(EXPORT_APP) == last:
             break  # otherwise a batch was committed in between, and files and manifests would not match
-    noted, lost, findings = _read_manifests(Manifests(lake), last)
-    shown = {path: name for path in files if (name := table.shown(path)) != path}
-    oddities = list(table.oddities())
-    odd = [Finding(one.kind, one.reason, one.file) for one in oddities if one.kind != "note"]
-    notes = [f"{one.file}: {one.reason}" for one in oddities if one.kind == "note"]
-    return Listing(findings, files, noted, lost, shown, bounds, odd, notes)
+    _read_manifests(Manifests(lake), last, found)
+    found.shown = {path: name for path in found.files if (name := table.shown(path)) != path}
+    for one in table.oddities():
+        if one.kind == "note":
+            found.notes.append(f"{one.file}: {one.reason}")
+        else:
+            found.odd.append(Finding(one.kind, one.reason, one.file))
+    return found
 
 
-def _read_manifests(
-    manifests: Manifests, last: Committed | None
-) -> tuple[list[tuple[str, LakeRange]], list[LostRange], list[Finding]]:
-    """Return the ranges in manifests with their files, the lost ranges, and damaged manifests."""
-    findings: list[Finding] = []
+def _read_manifests(manifests: Manifests, last: Committed | None, found: Listing) -> None:
+    """Add the ranges in manifests, the lost ranges, and damaged manifests."""
     try:
         names = manifests.names(last)
     except LakeError as error:
         assert last is not None
-        return [], [], [_finding(error, manifests.path(last))]
-    merged = MergedManifest()
+        found.findings.append(_finding(error, manifests.path(last)))
+        return
     try:
         merged = manifests.read_merged(names.merged)
+        # A merged manifest does not say which files hold its ranges.
+        found.noted += [("", one) for one in merged.ranges]
+        found.lost += merged.lost
     except LakeError as error:
-        findings.append(_finding(error, f"{HIDDEN}/{names.merged}"))
-    # A merged manifest does not say which files hold its ranges.
-    noted = [("", one) for one in merged.ranges]
-    lost = list(merged.lost)
+        found.findings.append(_finding(error, f"{HIDDEN}/{names.merged}"))
     for name in names.single:
         try:
-            found = manifests.read(name)
-            noted += [(_file_of(found, one), one) for one in found.ranges]
-            lost += found.lost
+            manifest = manifests.read(name)
+            found.noted += [(_file_of(manifest, one), one) for one in manifest.ranges]
+            found.lost += manifest.lost
         except LakeError as error:
-            findings.append(_finding(error, manifests.path(name)))
-    return noted, lost, findings
+            found.findings.append(_finding(error, manifests.path(name)))
 
 
 def _file_of(manifest: Manifest, one: LakeRange) -> str:
@@ -279,101 +300,78 @@ def _finding(error: LakeError, path: str) -> Finding:
     return Finding("damaged", f"it cannot be read: {reason}", path)
 
 
-def _file_works(
-    lake: Storage, listing: Listing, paths: Iterable[str], topics: Sequence[str], log: LogAccount
-) -> list[FileWork]:
-    """Describe the checks of these files, each with the ranges where the log has the file's records."""
-    noted: dict[str, list[LakeRange]] = defaultdict(list)
-    for path, one in listing.noted:
-        noted[path].append(one)
-    works = []
-    for path in paths:
-        ranges = noted[path] or known_ranges(lake.file(path))
-        if topics and ranges and not any(one.topic in topics for one in ranges):
-            continue
-        wanted = {
-            kept: None
-            for one in ranges
-            for kept in log.kept.get(one.topic, ())
-            if kept.offset < one.end and one.offset < kept.end
-        }
-        shown = listing.shown.get(path, "")
-        size, bounds = listing.files[path], listing.bounds.get(path, {})
-        works.append(FileWork(lake, path, shown, size, bounds, log.place, tuple(wanted)))
-    return works
-
-
 # Results by topic
 
 
-class _Lake:
-    """Results of the lake's checks, by topic."""
+class _LakeTopic(Struct):
+    """Results of the lake's checks for one topic."""
 
-    def __init__(self, listing: Listing, checks: Sequence[FileCheck]) -> None:
-        self.all_noted = not listing.findings
-        self.findings: dict[str | None, list[Finding]] = defaultdict(list)
-        """Under None, findings that concern no single topic."""
-        self.differing: dict[str | None, list[Finding]] = defaultdict(list)
-        self.held: dict[str, list[Held]] = defaultdict(list)
-        self.noted: dict[str, list[Held]] = defaultdict(list)
-        self.lost: dict[str, list[LostRange]] = defaultdict(list)
-        self.compared = Counter[str]()
-        self.unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
-        unnamed = dict(self.unreadable)
-        found = [*listing.findings, *listing.odd]
-        for path, one in listing.noted:
-            held = Held(path, one.epoch, range_of(one), one.crc)
-            self.noted[one.topic].append(held)
-            if path in self.unreadable:
-                finding = self.unreadable[path]
-                found.append(replace(finding, topic=one.topic, epoch=one.epoch, range=held.range))
-                unnamed.pop(path, None)
-        found += unnamed.values()
-        for lost in listing.lost:
-            self.lost[lost.topic].append(lost)
-        for check in checks:
-            for one in check.ranges:
-                held = Held(check.path, one.epoch, range_of(one), one.crc)
-                self.held[one.topic].append(held)
-            found += check.findings
-            for finding in check.differing:
-                self.differing[finding.topic].append(finding)
-            self.compared.update(check.compared)
-        for finding in found:
-            self.findings[finding.topic].append(finding)
+    noted: list[Held] = []
+    held: list[Held] = []
+    unreadable: list[Held] = []
+    """Noted ranges in files that cannot be read."""
+    lost: list[LostRange] = []
+    findings: list[Finding] = []
+    differing: list[Finding] = []
+    compared: int = 0
+
+
+def _by_topic(listing: Listing, checks: Sequence[FileCheck]) -> dict[str, _LakeTopic]:
+    """Return the results for each topic, and, by the name "", those that concern no single topic."""
+    topics: defaultdict[str, _LakeTopic] = defaultdict(_LakeTopic)
+    unreadable = {one.path: one.unreadable for one in checks if one.unreadable is not None}
+    findings = [*listing.findings, *listing.odd]
+    for path, one in listing.noted:
+        held, topic = Held(one.epoch, range_of(one), path, one.crc), topics[one.topic]
+        if path not in unreadable:
+            topic.noted.append(held)
+            continue
+        topic.unreadable.append(held)
+        reason = unreadable[path]
+        findings.append(replace(reason, topic=one.topic, epoch=one.epoch, range=held.range))
+    named = {path for path, _ in listing.noted}
+    findings += [reason for path, reason in unreadable.items() if path not in named]
+    for lost in listing.lost:
+        topics[lost.topic].lost.append(lost)
+    for check in checks:
+        for one in check.ranges:
+            held = Held(one.epoch, range_of(one), check.path, one.crc)
+            topics[one.topic].held.append(held)
+        for name, compared in check.compared.items():
+            topics[name].compared += compared
+        for finding in check.differing:
+            topics[finding.topic or ""].differing.append(finding)
+        findings += check.findings
+    for finding in findings:
+        topics[finding.topic or ""].findings.append(finding)
+    return topics
 
 
 def _audit_topic(
-    name: str, lake: _Lake, log: LogAccount, *, is_later: bool
+    name: str, lake: _LakeTopic, log: LogTopic | None, *, all_noted: bool, is_later: bool
 ) -> tuple[TopicAudit, list[str]]:
-    noted, held = lake.noted[name], lake.held[name]
-    readable = [one for one in noted if one.file not in lake.unreadable]
-    differences = compare(name, readable, held, all_noted=lake.all_noted)
-    findings = [*lake.findings[name], *differences]
+    """Return the results of a topic, and notes about it."""
+    findings = [*lake.findings, *compare(name, lake.noted, lake.held, all_noted=all_noted)]
     damaged = [one.range for one in findings if one.range is not None]
-    sound = joined_ranges(one.range for one in held if not overlaps(one.range, damaged))
-    topic = log.topics.get(name)
-    spans: list[AuditSpan] | None = None if log.name is None else []
-    if topic is not None:
-        spans = [AuditSpan(topic.epoch, one) for one in joined_ranges(topic.whole)]
-        bad = [one.range for one in topic.findings if one.range is not None]
-        findings += [
-            one for one in lake.differing[name] if one.range and not overlaps(one.range, bad)
-        ]
-        findings += [_told_of_lake(one, sound) for one in topic.findings]
-    whole = [AuditSpan(one.epoch, one.range) for one in (*noted, *held)]
-    coverage = cover(name, whole, spans, is_later=is_later)
-    findings += _with_lost(name, coverage.findings, lake.lost[name])
-    log_sound = joined_ranges(topic.sound) if topic is not None else []
-    epochs = [span.epoch for span in whole] + ([topic.epoch] if topic is not None else [])
-    both = joined_ranges([*sound, *log_sound])
+    sound = joined_ranges(one.range for one in lake.held if not overlaps(one.range, damaged))
+    in_lake = [*lake.noted, *lake.unreadable, *lake.held]
+    in_log: list[Held] = []
+    log_sound: list[VerifiedRange] = []
+    if log is not None:
+        in_log = [Held(log.epoch, one) for one in joined_ranges(log.whole)]
+        log_sound = joined_ranges(log.sound)
+        bad = [one.range for one in log.findings if one.range is not None]
+        findings += [one for one in lake.differing if one.range and not overlaps(one.range, bad)]
+        findings += [_told_of_lake(one, sound) for one in log.findings]
+    coverage = cover(name, in_lake, in_log, is_later=is_later)
+    findings += _with_lost(name, coverage.findings, lake.lost)
     found = TopicAudit(
         name=name,
-        epoch=max(epochs, default=0),
+        epoch=max((one.epoch for one in (*in_lake, *in_log)), default=0),
         log=log_sound,
         lake=sound,
-        records=sum(one.end_ordinal - one.ordinal for one in both),
-        compared_bytes=lake.compared[name],
+        records=sum(one.end_ordinal - one.ordinal for one in joined_ranges([*sound, *log_sound])),
+        compared_bytes=lake.compared,
         findings=findings,
     )
     return found, coverage.notes
@@ -381,7 +379,7 @@ def _audit_topic(
 
 def _told_of_lake(finding: Finding, sound: Sequence[VerifiedRange]) -> Finding:
     """Add to a finding of the log that the lake has the lost records, if it does."""
-    if finding.range is None or not covers(sound, finding.range):
+    if finding.range is None or without([finding.range], sound):
         return finding
     return replace(finding, reason=f"{finding.reason}; the lake has these records")
 

@@ -9,14 +9,15 @@ The audit compares three accounts of a topic:
 Elsewhere: reading the bytes, which produces these accounts.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Literal, NamedTuple
 
 from msgspec import Struct
 
-from headrace.lake.manifests import joined
-from headrace.log.verify.checks import VerifiedRange
+from headrace.lake.manifests import joined as joined_crc
+from headrace.log.verify.checks import VerifiedRange, is_jump
 from headrace.model import JUMP
 from headrace.printing import counted, printable
 
@@ -47,17 +48,13 @@ class Finding(Struct, frozen=True):
 
 
 class Held(NamedTuple):
-    """Range of records in the lake, according to a manifest or to a file."""
+    """Range of records that the log or the lake has."""
 
-    file: str
     epoch: int
     range: VerifiedRange
-    crc: int
-
-
-class AuditSpan(NamedTuple):
-    epoch: int
-    range: VerifiedRange
+    file: str = ""
+    crc: int = 0
+    """Checksum of the records in the log's format, according to a manifest or a file of the lake."""
 
 
 class TopicAudit(Struct):
@@ -150,10 +147,9 @@ def compare(
     noted, held = sorted(noted, key=_place), sorted(held, key=_place)
     yield from _twice(topic, noted, "two batches have written these records")
     yield from _twice(topic, held, "these rows are in the lake twice")
-    places = {place: ordinal for one in (*noted, *held) for place, ordinal in _edges(one)}
-    for epoch, part in _without(noted, held, places):
+    for epoch, part in _only_in(noted, held):
         yield Finding("missing", "no file of the lake has these rows", None, topic, epoch, part)
-    for epoch, part in _without(held, noted, places) if all_noted else ():
+    for epoch, part in _only_in(held, noted) if all_noted else ():
         reason = "no manifest of a batch names these rows"
         yield Finding("damaged", reason, None, topic, epoch, part)
     yield from _differing(topic, noted, held)
@@ -163,9 +159,8 @@ def _place(one: Held) -> tuple[int, int]:
     return one.epoch, one.range.offset
 
 
-def _edges(one: Held) -> Iterator[tuple[tuple[int, int], int]]:
-    yield (one.epoch, one.range.offset), one.range.ordinal
-    yield (one.epoch, one.range.end), one.range.end_ordinal
+def _end(one: Held) -> tuple[int, int]:
+    return one.epoch, one.range.end
 
 
 def _twice(topic: str, found: Sequence[Held], reason: str) -> Iterator[Finding]:
@@ -174,173 +169,80 @@ def _twice(topic: str, found: Sequence[Held], reason: str) -> Iterator[Finding]:
     for one in found:
         if last is not None and one.epoch == last.epoch and one.range.offset < last.range.end:
             # Only the part up to the earlier end is there twice.
-            end = min(last.range, one.range, key=lambda part: part.end)
-            here = VerifiedRange(one.range.offset, end.end, one.range.ordinal, end.end_ordinal)
+            [here] = common([last.range], [one.range])
             files = f"{last.file} and {one.file}" if last.file != one.file else one.file
             yield Finding("damaged", reason, files, topic, one.epoch, here)
-        if last is None or one.epoch != last.epoch or one.range.end > last.range.end:
+        if last is None or _end(one) > _end(last):
             last = one
 
 
-def _without(
-    these: Sequence[Held], those: Sequence[Held], ordinals: dict[tuple[int, int], int]
-) -> Iterator[tuple[int, VerifiedRange]]:
-    """Yield the records that are in `these` and not in `those`, as ranges that are as long as possible."""
+def _only_in(these: Sequence[Held], those: Sequence[Held]) -> Iterator[tuple[int, VerifiedRange]]:
+    """Yield the records that are in `these` and not in `those`, with their epochs."""
     for epoch in dict.fromkeys(one.epoch for one in these):
-        spans = _merged([(one.range.offset, one.range.end) for one in these if one.epoch == epoch])
-        others = _merged([(one.range.offset, one.range.end) for one in those if one.epoch == epoch])
-        for offset, end in _subtracted(spans, others):
-            first, last = ordinals[epoch, offset], ordinals[epoch, end]
-            yield epoch, VerifiedRange(offset, end, first, last)
-
-
-def _merged(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    merged: list[tuple[int, int]] = []
-    for offset, end in sorted(spans):
-        if merged and offset <= merged[-1][1]:
-            merged[-1] = merged[-1][0], max(merged[-1][1], end)
-        else:
-            merged.append((offset, end))
-    return merged
-
-
-def _subtracted(
-    spans: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]
-) -> Iterator[tuple[int, int]]:
-    at = 0
-    for offset, end in spans:
-        while at < len(others) and others[at][1] <= offset:
-            at += 1
-        number, position = at, offset
-        while position < end:
-            begin, stop = others[number] if number < len(others) else (end, end)
-            if begin > position:
-                yield position, min(begin, end)
-            position, number = stop, number + 1
+        ours = (one.range for one in these if one.epoch == epoch)
+        others = (one.range for one in those if one.epoch == epoch)
+        for part in without(ours, others):
+            yield epoch, part
 
 
 def _differing(topic: str, noted: Sequence[Held], held: Sequence[Held]) -> Iterator[Finding]:
     """Yield ranges that are in both accounts with different checksums or ordinals.
 
     The two accounts may be cut in different places: a compaction joins ranges that batches noted one by one.
-    So ranges on both sides are joined until they end at the same offset.
+    So ranges on both sides are joined until they end at a place where both are cut.
     """
-    at = other = 0
-    while at < len(noted) and other < len(held):
-        one, two = noted[at], held[other]
-        if _place(one) != _place(two):
-            if _place(one) < _place(two):
-                at += 1
-            else:
-                other += 1
-            continue
-        at, other = at + 1, other + 1
-        while one.range.end != two.range.end:
-            if one.range.end < two.range.end:
-                longer = _with_next(one, noted, at)
-                if longer is None:
-                    break
-                one, at = longer, at + 1
-            else:
-                longer = _with_next(two, held, other)
-                if longer is None:
-                    break
-                two, other = longer, other + 1
-        else:
+    cuts = {*map(_place, noted), *map(_end, noted)} & {*map(_place, held), *map(_end, held)}
+    in_files = {(_place(one), _end(one)): one for one in _joined_until(cuts, held)}
+    for one in _joined_until(cuts, noted):
+        two = in_files.get((_place(one), _end(one)))
+        if two is not None and (one.range, one.crc) != (two.range, two.crc):
             what = "other ordinals" if one.range != two.range else "another checksum"
-            if (one.range, one.crc) != (two.range, two.crc):
-                reason = f"the file has {what} than the manifest of its batch"
-                yield Finding("damaged", reason, two.file, topic, one.epoch, one.range)
+            reason = f"the file has {what} than the manifest of its batch"
+            yield Finding("damaged", reason, two.file, topic, one.epoch, one.range)
 
 
-def _with_next(one: Held, found: Sequence[Held], at: int) -> Held | None:
-    """Return a range joined with the one at `at`, or None if that does not follow it."""
-    if at == len(found) or _place(found[at]) != (one.epoch, one.range.end):
-        return None
-    a, b = one.range, found[at].range
-    whole = VerifiedRange(a.offset, b.end, a.ordinal, b.end_ordinal)
-    return one._replace(range=whole, crc=joined(one.crc, found[at].crc, b.end - b.offset))
+def _joined_until(cuts: Container[tuple[int, int]], found: Iterable[Held]) -> list[Held]:
+    """Join each range with the ranges that follow it, up to one of the cuts."""
+    joined: list[Held] = []
+    for one in found:
+        last = joined[-1] if joined else None
+        if last is None or _end(last) in cuts or _end(last) != _place(one):
+            joined.append(one)
+            continue
+        a, b = last.range, one.range
+        whole = VerifiedRange(a.offset, b.end, a.ordinal, b.end_ordinal)
+        crc = joined_crc(last.crc, one.crc, b.end - b.offset)
+        joined[-1] = last._replace(range=whole, crc=crc)
+    return joined
 
 
 # Records that log and lake have together
 
 
-_NEITHER = "neither the log nor the lake has these records"
-_ONLY_IN_LOG = "the lake does not have these records, the log still has"
+class Coverage:
+    """Missing records between the lake's start and the log's end."""
 
-
-class Coverage(NamedTuple):
-    findings: list[Finding]
-    notes: list[str]
-
-
-def cover(
-    topic: str,
-    lake: Sequence[AuditSpan],
-    log: Sequence[AuditSpan] | None,
-    *,
-    is_later: bool = False,
-) -> Coverage:
-    """Find missing records between the lake's start and the log's end.
-
-    A gap inside the lake is reported even if the log still has its records.
-    `log` is None if the log was not checked, and empty for a topic that is no longer in the log. With
-    `is_later`, the lake was listed after the log was checked, and may be ahead of it.
-    """
-    covering = _Covering(topic, sorted(log or (), key=lambda span: span.range.offset))
-    spans = [
-        AuditSpan(epoch, part)
-        for epoch in sorted({span.epoch for span in lake})
-        for part in joined_ranges(span.range for span in lake if span.epoch == epoch)
-    ]
-    for last, span in pairwise(spans):
-        covering.step(last, span)
-    if spans and log:
-        covering.reach_log(spans[-1], is_later=is_later)
-    return Coverage(covering.findings, covering.notes)
-
-
-class _Covering:
-    def __init__(self, topic: str, log: Sequence[AuditSpan]) -> None:
+    def __init__(self, topic: str, log: Iterable[VerifiedRange]) -> None:
         self._topic = topic
-        self._log = log
+        self._log = joined_ranges(log)
         self.findings: list[Finding] = []
         self.notes: list[str] = []
 
-    def step(self, last: AuditSpan, span: AuditSpan) -> None:
-        """Check the gap between one range of the lake and the next."""
-        before, after = last.range, span.range
-        if (after.offset, after.ordinal) == (before.end, before.end_ordinal):
-            return
-        if after.offset < before.end:
-            # Within one epoch, `compare` has already reported the records that are there twice.
-            if span.epoch != last.epoch:
-                self.notes.append(
-                    f"topic {printable(self._topic)}: epoch {span.epoch} begins at offset {after.offset}, "
-                    f"before the lake's end of epoch {last.epoch} at {before.end}: as topics of durability "
-                    "memory do"
-                )
-            return
+    def step(self, last: Held, span: Held) -> None:
+        """Check the gap between one range of the lake and the next range of lake or log."""
         if self._is_jump(last, span):
             return
-        gap = _between(before, after)
-        for part in self._not_in_log(gap):
-            self._missing(span.epoch, part, _NEITHER)
-        for part in self._in_log(gap):
-            self._missing(span.epoch, part, _ONLY_IN_LOG)
+        before, after = last.range, span.range
+        gap = VerifiedRange(before.end, after.offset, before.end_ordinal, after.ordinal)
+        for reason, parts in (
+            ("neither the log nor the lake has these records", without([gap], self._log)),
+            ("the lake does not have these records, the log still has", common([gap], self._log)),
+        ):
+            for part in parts:
+                found = Finding("missing", reason, None, self._topic, span.epoch, part)
+                self.findings.append(found)
 
-    def reach_log(self, last: AuditSpan, *, is_later: bool) -> None:
-        """Check the gap between the lake's end and the log."""
-        following = next((one for one in self._log if one.range.end > last.range.end), None)
-        if following is None:
-            end = self._log[-1].range
-            if end.end < last.range.end and not is_later:
-                records = last.range.end_ordinal - end.end_ordinal
-                self._only_in_lake(end.end, last.range.end, records)
-        elif following.range.offset > last.range.end and not self._is_jump(last, following):
-            self._missing(following.epoch, _between(last.range, following.range), _NEITHER)
-
-    def _is_jump(self, last: AuditSpan, span: AuditSpan) -> bool:
+    def _is_jump(self, last: Held, span: Held) -> bool:
         """True if the topic jumped ahead after a crash, so that records in between never existed.
 
         A jump starts where the log ended at the crash. The lake may have some records after that end, which
@@ -348,50 +250,66 @@ class _Covering:
         """
         skipped = span.range.offset - last.range.end
         records = span.range.ordinal - last.range.end_ordinal
-        if skipped == records and skipped > 0 and skipped % JUMP == 0:
+        if is_jump(skipped, records):
             return True
         more, more_records = -skipped % JUMP, -records % JUMP
         if span.epoch <= last.epoch or skipped + more != records + more_records:
             return False
         if not 0 < more_records <= more < JUMP // 2:
             return False
-        self._only_in_lake(last.range.end - more, last.range.end, more_records)
+        self.only_in_lake(last.range.end - more, last.range.end, more_records)
         return True
 
-    def _only_in_lake(self, offset: int, end: int, records: int) -> None:
-        self.notes.append(
-            f"topic {printable(self._topic)}: {records:,} records at offsets {offset} to {end} are in the "
-            "lake only, behind where the log ended: a crash of the machine has cost the log what was not "
-            "synced, or it is an older copy"
+    def only_in_lake(self, offset: int, end: int, records: int) -> None:
+        self._note(
+            f"{records:,} records at offsets {offset} to {end} are in the lake only, behind where the log "
+            "ended: a crash of the machine has cost the log what was not synced, or it is an older copy"
         )
 
-    def _missing(self, epoch: int, part: VerifiedRange, reason: str) -> None:
-        self.findings.append(Finding("missing", reason, None, self._topic, epoch, part))
+    def starts_over(self, last: Held, span: Held) -> None:
+        self._note(
+            f"epoch {span.epoch} begins at offset {span.range.offset}, before the lake's end of epoch "
+            f"{last.epoch} at {last.range.end}: as topics of durability memory do"
+        )
 
-    def _in_log(self, gap: VerifiedRange) -> list[VerifiedRange]:
-        return [part for span in self._log if (part := _common(gap, span.range)) is not None]
-
-    def _not_in_log(self, gap: VerifiedRange) -> Iterator[VerifiedRange]:
-        offset, ordinal = gap.offset, gap.ordinal
-        for part in self._in_log(gap):
-            if part.offset > offset:
-                yield VerifiedRange(offset, part.offset, ordinal, part.ordinal)
-            offset, ordinal = part.end, part.end_ordinal
-        if offset < gap.end:
-            yield VerifiedRange(offset, gap.end, ordinal, gap.end_ordinal)
+    def _note(self, text: str) -> None:
+        self.notes.append(f"topic {printable(self._topic)}: {text}")
 
 
-def _between(before: VerifiedRange, after: VerifiedRange) -> VerifiedRange:
-    return VerifiedRange(before.end, after.offset, before.end_ordinal, after.ordinal)
+def cover(
+    topic: str, lake: Sequence[Held], log: Sequence[Held], *, is_later: bool = False
+) -> Coverage:
+    """Find missing records between the lake's start and the log's end.
+
+    A gap inside the lake is reported even if the log still has its records.
+    `log` is empty if the log was not checked, or no longer has the topic. With `is_later`, the lake was
+    listed after the log was checked, and may be ahead of it.
+    """
+    found = Coverage(topic, (one.range for one in log))
+    spans = [
+        Held(epoch, part)
+        for epoch in sorted({one.epoch for one in lake})
+        for part in joined_ranges(one.range for one in lake if one.epoch == epoch)
+    ]
+    for last, span in pairwise(spans):
+        if span.range.offset >= last.range.end:
+            found.step(last, span)
+        elif span.epoch != last.epoch:
+            found.starts_over(last, span)
+        # Within one epoch, `compare` has already reported the records that are there twice.
+    if not spans or not log:
+        return found
+    log = sorted(log, key=_place)
+    last, end = spans[-1], log[-1].range
+    following = next((one for one in log if one.range.end > last.range.end), None)
+    if following is not None and following.range.offset > last.range.end:
+        found.step(last, following)
+    elif end.end < last.range.end and not is_later:
+        found.only_in_lake(end.end, last.range.end, last.range.end_ordinal - end.end_ordinal)
+    return found
 
 
-def _common(one: VerifiedRange, other: VerifiedRange) -> VerifiedRange | None:
-    """Return the common part, or None. It begins and ends with a given range, so its ordinals are known."""
-    first = max(one, other, key=lambda part: part.offset)
-    last = min(one, other, key=lambda part: part.end)
-    if first.offset >= last.end:
-        return None
-    return VerifiedRange(first.offset, last.end, first.ordinal, last.end_ordinal)
+# Sets of records, as ranges that are sorted by offset
 
 
 def joined_ranges(ranges: Iterable[VerifiedRange]) -> list[VerifiedRange]:
@@ -407,20 +325,43 @@ def joined_ranges(ranges: Iterable[VerifiedRange]) -> list[VerifiedRange]:
     return found
 
 
+def common(these: Sequence[VerifiedRange], those: Sequence[VerifiedRange]) -> list[VerifiedRange]:
+    """Return the records in both. Each part begins and ends with a given range: its ordinals are known."""
+    found = []
+    at = other = 0
+    while at < len(these) and other < len(those):
+        one, two = these[at], those[other]
+        first = max(one, two, key=lambda part: part.offset)
+        last = min(one, two, key=lambda part: part.end)
+        if first.offset < last.end:
+            found.append(VerifiedRange(first.offset, last.end, first.ordinal, last.end_ordinal))
+        if last is one:
+            at += 1
+        else:
+            other += 1
+    return found
+
+
+def without(these: Iterable[VerifiedRange], those: Iterable[VerifiedRange]) -> list[VerifiedRange]:
+    """Return the records that are in `these` and not in `those`, as ranges that are as long as possible."""
+    found = []
+    ours = joined_ranges(these)
+    parts = deque(common(ours, joined_ranges(those)))
+    for one in ours:
+        offset, ordinal = one.offset, one.ordinal
+        while parts and parts[0].offset < one.end:
+            part = parts.popleft()
+            if offset < part.offset:
+                found.append(VerifiedRange(offset, part.offset, ordinal, part.ordinal))
+            if offset < part.end:
+                offset, ordinal = part.end, part.end_ordinal
+        if offset < one.end:
+            found.append(VerifiedRange(offset, one.end, ordinal, one.end_ordinal))
+    return found
+
+
 def overlaps(part: VerifiedRange, others: Iterable[VerifiedRange]) -> bool:
-    return any(_common(part, other) is not None for other in others)
-
-
-def common_bytes(these: Sequence[VerifiedRange], those: Sequence[VerifiedRange]) -> int:
-    """Return the number of bytes in both; neither argument may contain overlaps."""
-    common = (_common(one, other) for one in these for other in those)
-    return sum(part.end - part.offset for part in common if part is not None)
-
-
-def covers(ranges: Iterable[VerifiedRange], part: VerifiedRange) -> bool:
-    """True if the ranges contain all of `part`."""
-    spans = _merged([(one.offset, one.end) for one in ranges])
-    return not any(_subtracted([(part.offset, part.end)], spans))
+    return any(part.offset < other.end and other.offset < part.end for other in others)
 
 
 def _offsets(ranges: Iterable[VerifiedRange]) -> str:

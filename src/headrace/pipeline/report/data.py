@@ -3,7 +3,7 @@
 Tasks read the records twice, because the range of times is not known before:
 
     runs ──look──▶ Overview, one per task ──overview──▶ one Overview ──plan──▶ ReportPlan: buckets, topics
-    runs ──count──▶ Counts, one per task ──added──▶ one line per topic of the plan, and one for all others
+    runs ──count──▶ one array per task ──sum──▶ one line per topic of the plan, and one for all others
 
 The result of a task grows with the number of its topics, never with the number of its records.
 """
@@ -51,10 +51,10 @@ class Runs(NamedTuple):
     ms: Numbers
 
 
-class TopicCounts(NamedTuple):
+class TopicCounts(Struct, frozen=True):
     """Counts of one topic, or of its part that one task has read."""
 
-    topic: str
+    name: str
     messages: int
     bytes: int
     first_ms: int
@@ -62,6 +62,9 @@ class TopicCounts(NamedTuple):
     silence_ms: int
     """Longest pause between two messages."""
     silent_from_ms: int
+
+
+class TopicPart(TopicCounts, frozen=True):
     offset: int
     """Start of the part: parts of a topic are joined in this order."""
     end: int
@@ -70,9 +73,9 @@ class TopicCounts(NamedTuple):
 class Overview(NamedTuple):
     """Counts of one task, with the parts of topics that it has read; or of all, the busiest topic first."""
 
-    topics: list[TopicCounts]
-    sizes: list[int]
-    pauses: list[int]
+    topics: list[TopicPart]
+    sizes: Numbers
+    pauses: Numbers
     damaged: int = 0
     """Number of ranges that are left out because their index is damaged."""
 
@@ -86,26 +89,12 @@ class ReportPlan(NamedTuple):
     topics: tuple[str, ...]
 
 
-class Counts(NamedTuple):
-    """Counts with one line per topic of the plan, and a last line for all other topics."""
-
-    messages: Numbers
-    bytes: Numbers
-
-
 # Output format
 
 
-class Line(Struct, frozen=True):
+class Line(TopicCounts, frozen=True):
     """A topic; the line with the name "" is for all topics without their own line."""
 
-    name: str
-    messages: int
-    bytes: int
-    first_ms: int
-    last_ms: int
-    silence_ms: int
-    silent_from_ms: int
     messages_over_time: list[int]
     bytes_over_time: list[int]
 
@@ -220,37 +209,31 @@ def _inside(begins: Numbers, lengths: npt.NDArray[np.void], first: int, end: int
 
 
 def look(runs: Iterable[Runs]) -> Overview:
-    parts: list[TopicCounts] = []
-    sizes = np.zeros(_SIZES, np.int64)
-    pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
-    for one in runs:
-        if not len(one.counts):
-            continue
-        messages = int(one.counts.sum())
-        between = np.diff(one.ms)
-        longest = int(np.argmax(between)) if len(between) else 0
-        parts.append(
-            TopicCounts(
-                topic=one.topic,
-                messages=messages,
-                bytes=int(one.bytes.sum()),
-                first_ms=int(one.ms[0]),
-                last_ms=int(one.ms[-1]),
-                silence_ms=int(between[longest]) if len(between) else 0,
-                silent_from_ms=int(one.ms[longest]),
-                offset=one.offset,
-                end=one.end,
-            )
-        )
-        # The number of a bar is that of the bits of the mean size, 0 for empty payloads.
-        _, bits = np.frexp((one.bytes // one.counts).astype(np.float64))
-        sizes += np.bincount(bits, one.counts, _SIZES).astype(np.int64)
-        pauses += _pauses(between)
-        pauses[0] += messages - len(one.counts)
     # The records between parts that do not touch belong to another task.
-    parts, between_parts = _joined(parts, only_touching=True)
-    pauses += _pauses(between_parts)
-    return Overview(parts, sizes.tolist(), pauses.tolist())
+    return overview((_look_at(one) for one in runs if len(one.counts)), only_touching=True)
+
+
+def _look_at(one: Runs) -> Overview:
+    messages = int(one.counts.sum())
+    between = np.diff(one.ms)
+    longest = int(np.argmax(between)) if len(between) else 0
+    part = TopicPart(
+        name=one.topic,
+        messages=messages,
+        bytes=int(one.bytes.sum()),
+        first_ms=int(one.ms[0]),
+        last_ms=int(one.ms[-1]),
+        silence_ms=int(between[longest]) if len(between) else 0,
+        silent_from_ms=int(one.ms[longest]),
+        offset=one.offset,
+        end=one.end,
+    )
+    # The number of a bar is that of the bits of the mean size, 0 for empty payloads.
+    _, bits = np.frexp((one.bytes // one.counts).astype(np.float64))
+    sizes = np.bincount(bits, one.counts, _SIZES).astype(np.int64)
+    pauses = _pauses(between)
+    pauses[0] += messages - len(one.counts)
+    return Overview([part], sizes, pauses)
 
 
 def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
@@ -261,13 +244,13 @@ def _pauses(lengths_ms: Numbers | list[int]) -> Numbers:
 
 
 def _joined(
-    parts: Iterable[TopicCounts], *, only_touching: bool
-) -> tuple[list[TopicCounts], list[int]]:
+    parts: Iterable[TopicPart], *, only_touching: bool
+) -> tuple[list[TopicPart], list[int]]:
     """Join the parts of each topic; also return the lengths of the pauses between joined parts."""
-    found: list[TopicCounts] = []
+    found: list[TopicPart] = []
     pauses: list[int] = []
-    for part in sorted(parts, key=lambda one: (one.topic, one.offset)):
-        before = found[-1] if found and found[-1].topic == part.topic else None
+    for part in sorted(parts, key=lambda one: (one.name, one.offset)):
+        before = found[-1] if found and found[-1].name == part.name else None
         if before is None or (only_touching and before.end != part.offset):
             found.append(part)
             continue
@@ -279,15 +262,15 @@ def _joined(
             (part.silence_ms, part.silent_from_ms),
             key=lambda one: one[0],
         )
-        found[-1] = _together(part.topic, [before, part], *silence)
+        found[-1] = _together(part.name, [before, part], *silence)
     return found, pauses
 
 
 def _together(
-    topic: str, parts: Sequence[TopicCounts], silence_ms: int, silent_from_ms: int
-) -> TopicCounts:
-    return TopicCounts(
-        topic=topic,
+    name: str, parts: Sequence[TopicPart], silence_ms: int, silent_from_ms: int
+) -> TopicPart:
+    return TopicPart(
+        name=name,
         messages=sum(part.messages for part in parts),
         bytes=sum(part.bytes for part in parts),
         first_ms=min(part.first_ms for part in parts),
@@ -299,9 +282,9 @@ def _together(
     )
 
 
-def overview(seen: Iterable[Overview]) -> Overview:
-    """Merge the results of all tasks."""
-    parts: list[TopicCounts] = []
+def overview(seen: Iterable[Overview], *, only_touching: bool = False) -> Overview:
+    """Merge results; with `only_touching`, join two parts of a topic only if nothing lies between them."""
+    parts: list[TopicPart] = []
     damaged = 0
     sizes = np.zeros(_SIZES, np.int64)
     pauses = np.zeros(len(PAUSES_MS) + 1, np.int64)
@@ -310,10 +293,10 @@ def overview(seen: Iterable[Overview]) -> Overview:
         sizes += one.sizes
         pauses += one.pauses
         damaged += one.damaged
-    topics, between = _joined(parts, only_touching=False)
+    topics, between = _joined(parts, only_touching=only_touching)
     pauses += _pauses(between)
-    topics.sort(key=lambda part: (-part.messages, -part.bytes, part.topic))
-    return Overview(topics, sizes.tolist(), pauses.tolist(), damaged)
+    topics.sort(key=lambda part: (-part.messages, -part.bytes, part.name))
+    return Overview(topics, sizes, pauses, damaged)
 
 
 def plan(overview: Overview) -> ReportPlan:
@@ -325,15 +308,16 @@ def plan(overview: Overview) -> ReportPlan:
     start = first // width
     # A wrong clock may give times that are further apart than all of history: limit the points.
     points = min(last // width - start + 1, POINTS_MAX)
-    names = tuple(part.topic for part in overview.topics[:TOPICS_MAX])
+    names = tuple(part.name for part in overview.topics[:TOPICS_MAX])
     return ReportPlan(start * width, width, points, names)
 
 
 # Second pass
 
 
-def count(runs: Iterable[Runs], plan: ReportPlan) -> Counts:
-    counts = nothing(plan)
+def count(runs: Iterable[Runs], plan: ReportPlan) -> Numbers:
+    """Return messages and bytes: a line for each topic of the plan, and a last line for all other topics."""
+    counts = np.zeros((2, len(plan.topics) + 1, plan.points), np.int64)
     lines = {name: number for number, name in enumerate(plan.topics)}
     for one in runs:
         line = lines.get(one.topic, len(lines))
@@ -341,22 +325,9 @@ def count(runs: Iterable[Runs], plan: ReportPlan) -> Counts:
         # Records that arrived since the first pass are left out if they are in no existing bucket.
         inside = (places >= 0) & (places < plan.points)
         places = places[inside]
-        for sums, what in ((counts.messages, one.counts), (counts.bytes, one.bytes)):
+        for sums, what in zip(counts, (one.counts, one.bytes), strict=True):
             sums[line] += np.bincount(places, what[inside], plan.points).astype(np.int64)
     return counts
-
-
-def nothing(plan: ReportPlan) -> Counts:
-    shape = (len(plan.topics) + 1, plan.points)
-    return Counts(np.zeros(shape, np.int64), np.zeros(shape, np.int64))
-
-
-def added(plan: ReportPlan, counts: Iterable[Counts]) -> Counts:
-    whole = nothing(plan)
-    for one in counts:
-        whole.messages[:] += one.messages
-        whole.bytes[:] += one.bytes
-    return whole
 
 
 # Results of both passes
@@ -365,7 +336,7 @@ def added(plan: ReportPlan, counts: Iterable[Counts]) -> Counts:
 def report(
     overview: Overview,
     plan: ReportPlan,
-    counts: Counts,
+    counts: Iterable[Numbers],
     *,
     made_ms: int,
     log: str,
@@ -373,12 +344,17 @@ def report(
     sizes_are_means: bool = True,
     server: ServerSeen | None = None,
 ) -> ReportData:
+    """Make the report from the overview, and from what all tasks have counted."""
     busiest, rest = overview.topics[: len(plan.topics)], overview.topics[len(plan.topics) :]
-    lines = [_line(part, counts, number) for number, part in enumerate(busiest)]
-    others = None
-    if rest:
-        # A common silence of many topics would say nothing about any of them.
-        others = _line(_together("", rest, 0, 0), counts, len(busiest))
+    # A common silence of many topics would say nothing about any of them.
+    parts = [*busiest, _together("", rest, 0, 0)] if rest else busiest
+    messages, sizes = sum(counts, start=count([], plan)).tolist()
+    lines = [
+        Line(*(getattr(part, field) for field in TopicCounts.__struct_fields__), *over_time)
+        for part, *over_time in zip(parts, messages, sizes, strict=False)
+    ]
+    used = np.flatnonzero(overview.sizes)
+    first, last = (used[0], used[-1] + 1) if len(used) else (0, 0)
     return ReportData(
         made_ms=made_ms,
         log=log,
@@ -391,27 +367,17 @@ def report(
         bucket_ms=plan.width_ms,
         buckets_from_ms=plan.start_ms,
         buckets=plan.points,
-        topics=lines,
-        others=others,
+        topics=lines[: len(busiest)],
+        others=lines[-1] if rest else None,
         others_in_all=len(rest),
-        sizes=_bars(overview.sizes, [0, *(1 << bit for bit in range(_SIZES - 1))], trimmed=True),
+        sizes=_bars(overview.sizes, [0, *(1 << bit for bit in range(_SIZES - 1))])[first:last],
         sizes_are_means=sizes_are_means,
-        pauses_ms=_bars(overview.pauses, [0, *PAUSES_MS], trimmed=False),
+        pauses_ms=_bars(overview.pauses, [0, *PAUSES_MS]),
         damaged=overview.damaged,
         server=server,
     )
 
 
-def _line(part: TopicCounts, counts: Counts, number: int) -> Line:
-    # The fields before `offset` are those of a line.
-    return Line(*part[:7], counts.messages[number].tolist(), counts.bytes[number].tolist())
-
-
-def _bars(found: Sequence[int], bounds: Sequence[int], *, trimmed: bool) -> list[Bar]:
-    """Return the bars; with `trimmed`, without the empty ones at both ends."""
+def _bars(found: Numbers, bounds: Sequence[int]) -> list[Bar]:
     ends = [*bounds[1:], None]
-    bars = [Bar(least, end, n) for least, end, n in zip(bounds, ends, found, strict=True)]
-    if not trimmed:
-        return bars
-    there = [number for number, bar in enumerate(bars) if bar.count]
-    return bars[there[0] : there[-1] + 1] if there else []
+    return [Bar(least, end, n) for least, end, n in zip(bounds, ends, found.tolist(), strict=True)]

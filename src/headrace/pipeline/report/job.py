@@ -4,7 +4,6 @@ Tasks read twice: first to find the topics and their times, then, with the bucke
 over time. Both files replace existing ones when they are complete. Nothing else is changed.
 """
 
-import logging
 import os
 import time
 import uuid
@@ -32,7 +31,6 @@ from headrace.pipeline.report import data as report_data
 from headrace.pipeline.report.data import (
     ChannelMember,
     ChannelsSeen,
-    Counts,
     Numbers,
     Overview,
     ReaderLag,
@@ -46,18 +44,15 @@ from headrace.pipeline.report.data import (
 from headrace.pipeline.report.page import page
 from headrace.pipeline.tasks import JobError
 from headrace.reader.http_client import HttpClient
-from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, groups, parts_of
-from headrace.reader.view import (
-    DamagedRange,
-    DataLossError,
-    LogLocation,
-    LogRange,
-    LogView,
-    open_log,
-    parse_place,
+from headrace.reader.planning import (
+    SourceOptions,
+    TopicSelection,
+    despite_loss,
+    find_topics,
+    groups,
+    parts_of,
 )
-
-logger = logging.getLogger(__name__)
+from headrace.reader.view import DamagedRange, LogLocation, LogRange, LogView, open_log, parse_place
 
 _TASK_BYTES = 256 << 20
 """Bytes of the log or of lake files per task. A task reads only a thousandth of its part of the log."""
@@ -127,11 +122,10 @@ def report(given: ReportArguments) -> ReportSummary:
             plan = report_data.plan(seen)
             second = share_of(given.progress, total, 0.5, 1)
             found = runner.run(works, partial(count_in, plan=plan), second)
-            counts = report_data.added(plan, found)
         made = report_data.report(
             seen,
             plan,
-            counts,
+            found,
             made_ms=int(time.time() * 1000),
             log=given.data_dir or given.url,
             lake=str(given.lake) or None,
@@ -156,7 +150,7 @@ def report(given: ReportArguments) -> ReportSummary:
 
 
 class LogWork(NamedTuple):
-    place: LogLocation
+    source: SourceOptions
     ranges: list[LogRange]
 
 
@@ -184,7 +178,7 @@ def _works(source: SourceOptions, lake: Storage | None) -> tuple[list[Work], int
     with closing(open_log(source.place)) as log:
         ranges = _ranges(log, source.topics, ends)
         works += [
-            LogWork(source.place, part[first : first + _TASK_RANGES])
+            LogWork(source, part[first : first + _TASK_RANGES])
             for part in parts_of(log, ranges, source)
             for first in range(0, len(part), _TASK_RANGES)
         ]
@@ -336,7 +330,7 @@ def look_at(work: Work) -> Overview:
     return look(_runs(work, damaged))._replace(damaged=len(damaged))
 
 
-def count_in(work: Work, *, plan: ReportPlan) -> Counts:
+def count_in(work: Work, *, plan: ReportPlan) -> Numbers:
     return count(_runs(work, []), plan)
 
 
@@ -346,26 +340,21 @@ def _runs(work: Work, damaged: list[DamagedRange]) -> Iterator[Runs]:
         for name in work.files:
             yield from _runs_of_file(work.storage.file(name), work.topics)
         return
-    with closing(open_log(work.place)) as log:
+    with closing(open_log(work.source.place)) as log:
         log.expect(work.ranges)
         for one in work.ranges:
-            yield from _runs_of_range(log, one, damaged)
-
-
-def _runs_of_range(log: LogView, wanted: LogRange, damaged: list[DamagedRange]) -> Iterator[Runs]:
-    rest: LogRange | None = wanted
-    while rest is not None:
-        try:
-            for rows in log.rows(rest):
-                if isinstance(rows, DamagedRange):
-                    damaged.append(rows)
-                else:
-                    yield runs_of(rest.topic, rest.start, rest.end, rows)
-            return
-        except DataLossError as loss:
             # A report shows the records that are there: retention may delete some while it is made.
-            logger.warning("%s; the report continues without these records", loss)
-            rest = loss.rest
+            yield from despite_loss(
+                one, work.source, lambda rest: _runs_of_range(log, rest, damaged)
+            )
+
+
+def _runs_of_range(log: LogView, part: LogRange, damaged: list[DamagedRange]) -> Iterator[Runs]:
+    for rows in log.rows(part):
+        if isinstance(rows, DamagedRange):
+            damaged.append(rows)
+        else:
+            yield runs_of(part.topic, part.start, part.end, rows)
 
 
 def _runs_of_file(file: LakeFile, topics: TopicSelection) -> Iterator[Runs]:

@@ -6,16 +6,13 @@ contains no scripts, and its policy forbids browsers to fetch anything.
 
 from collections.abc import Iterable, Sequence
 
-from headrace.pipeline.report import svg, words
+from headrace.pipeline.report import figures
 from headrace.pipeline.report.data import Bar, Line, ReportData, ServerSeen
-from headrace.pipeline.report.svg import Over, Silence, Strip
+from headrace.pipeline.report.figures import Over
 from headrace.printing import counted, size
 
 COLOURS = 6
 """Number of lines in a plot with a colour of the style sheet; all others are one grey area."""
-
-_LABEL = 24
-"""Maximum number of characters of a name beside a plot; tables show the whole name."""
 
 _SILENCES = 10
 """Number of silences that are listed with their times."""
@@ -34,10 +31,10 @@ def _heading(report: ReportData) -> str:
         when = "There is not one message."
     else:
         when = (
-            f"{words.moment(report.first_ms)} to {words.moment(report.last_ms)} UTC, "
-            f"{words.span(report.last_ms - report.first_ms)}."
+            f"{figures.moment(report.first_ms)} to {figures.moment(report.last_ms)} UTC, "
+            f"{figures.span(report.last_ms - report.first_ms)}."
         )
-    lake = f" and the lake <b>{words.name(report.lake)}</b>" if report.lake else ""
+    lake = f" and the lake <b>{figures.name(report.lake)}</b>" if report.lake else ""
     if report.damaged:
         when += (
             f" {counted(report.damaged, 'part')} of the log could not be counted: "
@@ -45,7 +42,7 @@ def _heading(report: ReportData) -> str:
         )
     return (
         f"<header><h1>What the log has seen</h1><p>{when} "
-        f"Read from <b>{words.name(report.log)}</b>{lake}.</p></header>"
+        f"Read from <b>{figures.name(report.log)}</b>{lake}.</p></header>"
     )
 
 
@@ -54,23 +51,23 @@ def _heading(report: ReportData) -> str:
 
 def _tiles(report: ReportData) -> str:
     tiles = [
-        ("messages", words.short(report.messages), f"{report.messages:,}"),
+        ("messages", figures.short(report.messages), f"{report.messages:,}"),
         ("bytes", size(report.bytes), f"{report.bytes:,} bytes of payload"),
-        ("topics", words.short(report.topics_in_all), f"{report.topics_in_all:,}"),
+        ("topics", figures.short(report.topics_in_all), f"{report.topics_in_all:,}"),
     ]
     if report.messages:
-        peak = max(_totals(report, "messages_over_time"))
+        peak = max(_sums(_lines(report), "messages_over_time"))
         rate = peak * 1000 / report.bucket_ms
-        per = f"{peak:,} messages in {words.bucket(report.bucket_ms)}"
-        tiles.append(("at the busiest", f"{words.short(rate)}/s", per))
+        per = f"{peak:,} messages in {figures.bucket(report.bucket_ms)}"
+        tiles.append(("at the busiest", f"{figures.short(rate)}/s", per))
         mean = report.bytes / report.messages
         tiles.append(("mean size", size(mean), f"{mean:,.1f} bytes"))
     if report.server is not None:
         server = report.server
         lag = sum(reader.lag_records for reader in server.readers)
-        tiles.append(("records not read yet", words.short(lag), f"{lag:,}"))
+        tiles.append(("records not read yet", figures.short(lag), f"{lag:,}"))
         refused = server.duplicates_refused
-        tiles.append(("duplicates refused", words.short(refused), f"{refused:,}"))
+        tiles.append(("duplicates refused", figures.short(refused), f"{refused:,}"))
     cells = "".join(
         f'<div class="tile" title="{title}"><b>{value}</b><span>{label}</span></div>'
         for label, value, title in tiles
@@ -83,21 +80,22 @@ def _tiles(report: ReportData) -> str:
 
 def _over_time(report: ReportData) -> str:
     over = _over(report)
-    top, _ = _shown(report)
+    top = _coloured(report)
     legend = [
-        f'<span><i class="b{number}"></i>{words.name(line.name)}</span>'
+        f'<span><i class="b{number}"></i>{figures.name(line.name)}</span>'
         for number, line in enumerate(top)
     ]
     if len(report.topics) > COLOURS or report.others is not None:
         left = report.topics_in_all - len(top)
         legend.append(f'<span><i class="brest"></i>{counted(left, "other topic")}</span>')
-    messages, sizes = _totals(report, "messages_over_time"), _totals(report, "bytes_over_time")
+    lines = _lines(report)
+    messages, sizes = _sums(lines, "messages_over_time"), _sums(lines, "bytes_over_time")
     starts = [over.start_ms + point * over.width_ms for point in range(over.points)]
-    moments = [words.moment(ms, over.width_ms) for ms in starts]
+    moments = [figures.moment(ms, over.width_ms) for ms in starts]
     points = list(zip(moments, messages, sizes, strict=True))
     titles = [f"{when}: {counted(count, 'message')}, {size(held)}" for when, count, held in points]
     busiest = max(range(over.points), key=messages.__getitem__)
-    bucket = words.bucket(over.width_ms)
+    bucket = figures.bucket(over.width_ms)
     sentence = (
         f"Each step is {bucket}. The busiest began at {moments[busiest]}, with "
         f"{counted(messages[busiest], 'message')} ({size(sizes[busiest])})."
@@ -105,13 +103,14 @@ def _over_time(report: ReportData) -> str:
     plots = ""
     for what, field in (("Messages", "messages_over_time"), ("Bytes", "bytes_over_time")):
         layers, label = _layers(report, field), f"{what} over time"
-        plot = svg.stacked(layers, titles, over, binary=what == "Bytes", label=label)
+        plot = figures.stacked(layers, titles, over, binary=what == "Bytes", label=label)
         plots += f"<h3>{what} per {bucket}</h3>{plot}"
     rows = [[when, f"{count:,}", size(held)] for when, count, held in points if count]
     numbers = _table(("from (UTC)", ">messages", ">bytes"), rows)
     return _section(
         "Over time",
-        f'<p>{sentence}</p><div class="legend">{"".join(legend)}</div>{plots}'
+        sentence,
+        f'<div class="legend">{"".join(legend)}</div>{plots}'
         f"<details><summary>The numbers</summary>{numbers}</details>",
     )
 
@@ -120,40 +119,40 @@ def _over(report: ReportData) -> Over:
     return Over(report.buckets_from_ms, report.bucket_ms, report.buckets)
 
 
-def _layers(report: ReportData, field: str) -> list[list[int]]:
-    """Return the values of the topics with a colour, and the sum of all others as the last layer."""
-    top, others = _shown(report)
-    shown = [getattr(line, field) for line in top]
-    rest = [getattr(line, field) for line in others]
-    return [*shown, list(map(sum, zip(*rest, strict=True)))] if rest else shown
+def _lines(report: ReportData) -> list[Line]:
+    """Return the lines of all topics; the last may be that of the topics without their own line."""
+    return [*report.topics, report.others] if report.others is not None else report.topics
 
 
-def _shown(report: ReportData) -> tuple[list[Line], list[Line]]:
-    """Return the lines that have a colour, and the others.
-
-    Topics with the largest share of messages and bytes have a colour, which is the same in both plots.
-    """
-    lines = sorted(
+def _coloured(report: ReportData) -> list[Line]:
+    """Return the lines with the largest share of messages and bytes, which have a colour in both plots."""
+    return sorted(
         report.topics,
         key=lambda line: -(line.messages / report.messages + line.bytes / max(report.bytes, 1)),
-    )
-    rest = lines[COLOURS:]
-    return lines[:COLOURS], [*rest, report.others] if report.others is not None else rest
+    )[:COLOURS]
 
 
-def _totals(report: ReportData, field: str) -> list[int]:
-    return list(map(sum, zip(*_layers(report, field), strict=True)))
+def _layers(report: ReportData, field: str) -> list[list[int]]:
+    """Return the values of the topics with a colour, and the sum of all others as the last layer."""
+    shown = _coloured(report)
+    rest = [line for line in _lines(report) if line not in shown]
+    layers = [getattr(line, field) for line in shown]
+    return [*layers, _sums(rest, field)] if rest else layers
+
+
+def _sums(lines: Iterable[Line], field: str) -> list[int]:
+    return list(map(sum, zip(*(getattr(line, field) for line in lines), strict=True)))
 
 
 # Topics
 
 
 def _busiest(report: ReportData) -> str:
-    lines = [*report.topics, *([report.others] if report.others is not None else [])]
+    lines = _lines(report)
     most = max(line.messages for line in lines)
     first = report.topics[0]
     sentence = (
-        f"<b>{words.name(first.name)}</b> has {_share(first.messages, report.messages)} of all messages"
+        f"<b>{figures.name(first.name)}</b> has {_share(first.messages, report.messages)} of all messages"
         f" and {_share(first.bytes, report.bytes)} of all bytes."
     )
     if report.others is not None:
@@ -164,20 +163,18 @@ def _busiest(report: ReportData) -> str:
         )
     rows = [
         [
-            words.name(line.name) or f"<em>{counted(report.others_in_all, 'other topic')}</em>",
-            f"{line.messages:,}{svg.bar(line.messages, most)}",
+            figures.name(line.name) or f"<em>{counted(report.others_in_all, 'other topic')}</em>",
+            f"{line.messages:,}{figures.bar(line.messages, most)}",
             size(line.bytes),
             size(line.bytes / max(line.messages, 1)),
-            svg.spark(line.messages_over_time, "messages over time"),
-            svg.spark(line.bytes_over_time, "bytes over time"),
-            words.moment(line.last_ms),
+            figures.spark(line.messages_over_time, "messages over time"),
+            figures.spark(line.bytes_over_time, "bytes over time"),
+            figures.moment(line.last_ms),
         ]
         for line in lines
     ]
     heads = ("topic", ">messages", ">bytes", ">mean size", "messages over time", "bytes over time")
-    return _section(
-        "The busiest topics", f"<p>{sentence}</p>{_table((*heads, 'last message (UTC)'), rows)}"
-    )
+    return _section("The busiest topics", sentence, _table((*heads, "last message (UTC)"), rows))
 
 
 def _share(part: int, whole: int) -> str:
@@ -202,12 +199,13 @@ def _sizes(report: ReportData) -> str:
     bars, rows = [], []
     for bar in report.sizes:
         held = _size_range(bar)
-        label = words.bound(bar.least).replace(" ", "\u00a0")
+        label = figures.bound(bar.least).replace(" ", "\u00a0")
         bars.append((label, bar.count, f"{held}: {counted(bar.count, 'message')}"))
         rows.append([held, f"{bar.count:,}", _share(bar.count, report.messages)])
     return _section(
         "How large messages are",
-        f'<p>{sentence}</p><div class="two">{svg.columns(bars, "messages by size")}'
+        sentence,
+        f'<div class="two">{figures.columns(bars, "messages by size")}'
         f"{_table(('size', '>messages', '>share'), rows)}</div>",
     )
 
@@ -216,26 +214,21 @@ def _size_range(bar: Bar) -> str:
     if bar.least == 0:
         return "no bytes"
     if bar.below is None or bar.below - bar.least == 1:
-        return words.bound(bar.least)
-    return f"{words.bound(bar.least)} to below {words.bound(bar.below)}"
+        return figures.bound(bar.least)
+    return f"{figures.bound(bar.least)} to below {figures.bound(bar.below)}"
 
 
 # Gaps
 
 
 def _gaps(report: ReportData) -> str:
-    over = _over(report)
     lines = [line for line in report.topics if line.silence_ms]
-    rows = [
-        Strip(_label(line.name), line.messages_over_time, _silence(line, over))
-        for line in report.topics
-    ]
-    plot = svg.strips(rows, over, "when each topic had messages")
+    plot = figures.strips(report.topics, _over(report), "when each topic had messages")
     if lines:
         worst = max(lines, key=lambda line: line.silence_ms)
         sentence = (
-            f"The longest silence among the busiest topics was that of <b>{words.name(worst.name)}</b>: "
-            f"{words.span(worst.silence_ms)}, from {words.moment(worst.silent_from_ms)}. "
+            f"The longest silence among the busiest topics was that of <b>{figures.name(worst.name)}</b>: "
+            f"{figures.span(worst.silence_ms)}, from {figures.moment(worst.silent_from_ms)}. "
             "The stronger a colour, the busier; a line through a strip is the longest silence of its topic."
         )
     else:
@@ -246,37 +239,28 @@ def _gaps(report: ReportData) -> str:
     ]
     silences = [
         [
-            words.name(line.name),
-            words.span(line.silence_ms),
-            words.moment(line.silent_from_ms),
-            words.span((line.last_ms - line.first_ms) / max(line.messages - 1, 1)),
+            figures.name(line.name),
+            figures.span(line.silence_ms),
+            figures.moment(line.silent_from_ms),
+            figures.span((line.last_ms - line.first_ms) / max(line.messages - 1, 1)),
         ]
         for line in sorted(lines, key=lambda line: -line.silence_ms)[:_SILENCES]
     ]
     heads = ("topic", ">longest silence", "from (UTC)", ">mean pause")
     return _section(
         "When nothing came",
-        f"<p>{sentence}</p>{plot}"
-        '<div class="two"><div><h3>Pauses between two messages of a topic '
+        sentence,
+        f'{plot}<div class="two"><div><h3>Pauses between two messages of a topic '
         "(ten times as many are one step higher)</h3>"
-        f"{svg.columns(pauses, 'pauses between messages', by_digits=True)}</div>"
+        f"{figures.columns(pauses, 'pauses between messages', by_digits=True)}</div>"
         f"<div><h3>The longest</h3>{_table(heads, silences)}</div></div>",
     )
 
 
-def _silence(line: Line, over: Over) -> Silence | None:
-    """Return the silence of a topic, or None if it is too short to be visible."""
-    if line.silence_ms < over.width_ms:
-        return None
-    begin = line.silent_from_ms
-    title = f"{words.name(line.name)}: nothing for {words.span(line.silence_ms)} from {words.moment(begin)}"
-    return Silence(begin, begin + line.silence_ms, title)
-
-
 def _pause(bar: Bar) -> str:
     if bar.below is None:
-        return f"&gt; {words.span(bar.least)}"
-    return f"&lt; {bar.below / 1000:g} s" if bar.below < 1000 else f"&lt; {words.span(bar.below)}"
+        return f"&gt; {figures.span(bar.least)}"
+    return f"&lt; {bar.below / 1000:g} s" if bar.below < 1000 else f"&lt; {figures.span(bar.below)}"
 
 
 # Data of a running server
@@ -286,23 +270,23 @@ def _server(server: ServerSeen | None) -> str:
     if server is None:
         return _section(
             "Readers and channels",
-            "<p>No server was asked: who reads the log and how far behind they are, what happened to "
+            "No server was asked: who reads the log and how far behind they are, what happened to "
             "channels, and how many duplicates were refused is not known. Name a server with "
-            "<code>--http</code>.</p>",
+            "<code>--http</code>.",
         )
     return "\n".join([_readers(server), _channels(server), _duplicates(server)])
 
 
 def _readers(server: ServerSeen) -> str:
     if not server.readers:
-        return _section("How far readers are behind", "<p>No reader keeps a cursor.</p>")
+        return _section("How far readers are behind", "No reader keeps a cursor.")
     most = max(reader.lag_records for reader in server.readers)
     behind = [reader for reader in server.readers if reader.lag_records]
     if behind:
         sentence = (
-            f"<b>{words.name(behind[0].name)}</b> is furthest behind: "
+            f"<b>{figures.name(behind[0].name)}</b> is furthest behind: "
             f"{counted(behind[0].lag_records, 'record')}, most of all in "
-            f"{words.name(behind[0].slowest_topic)}."
+            f"{figures.name(behind[0].slowest_topic)}."
         )
     else:
         sentence = "All readers have read everything."
@@ -312,22 +296,20 @@ def _readers(server: ServerSeen) -> str:
         )
     rows = [
         [
-            words.name(reader.name),
-            f"{reader.lag_records:,}{svg.bar(reader.lag_records, most)}",
+            figures.name(reader.name),
+            f"{reader.lag_records:,}{figures.bar(reader.lag_records, most)}",
             size(reader.lag_bytes),
             f"{reader.topics:,}",
-            words.name(reader.slowest_topic) if reader.lag_records else "",
+            figures.name(reader.slowest_topic) if reader.lag_records else "",
             f"{reader.gone_records:,}",
-            words.moment(reader.moved_ms),
+            figures.moment(reader.moved_ms),
         ]
         for reader in server.readers
     ]
     heads = ("reader", ">records behind", ">bytes", ">topics", "slowest topic", ">gone")
     table = _table((*heads, "moved (UTC)"), rows)
-    return _section(
-        "How far readers are behind",
-        f"<p>{sentence}</p>{table}{_more(server.readers_in_all - len(rows), 'reader')}",
-    )
+    more = _more(server.readers_in_all - len(rows), "reader")
+    return _section("How far readers are behind", sentence, table + more)
 
 
 def _channels(server: ServerSeen) -> str:
@@ -339,12 +321,12 @@ def _channels(server: ServerSeen) -> str:
         ("to be destroyed", seen.scheduled, "nobody is there any more"),
     ]
     cells = "".join(
-        f'<div class="tile"><b>{words.short(value)}</b><span>{label}</span><small>{title}</small></div>'
+        f'<div class="tile"><b>{figures.short(value)}</b><span>{label}</span><small>{title}</small></div>'
         for label, value, title in tiles
     )
     body = f'<div class="tiles">{cells}</div>'
     if not seen.channels:
-        return _section("Channels", f"<p>There are no channels now.</p>{body}")
+        return _section("Channels", "There are no channels now.", body)
     sentence = (
         f"{counted(seen.channels, 'channel')} {'is' if seen.channels == 1 else 'are'} known"
         f"{', and others that were not looked at' if seen.more else ''}: "
@@ -359,10 +341,10 @@ def _channels(server: ServerSeen) -> str:
         most = max(member.lag_messages for member in slow)
         rows = [
             [
-                words.name(member.processor),
-                words.name(member.channel),
+                figures.name(member.processor),
+                figures.name(member.channel),
                 "here" if member.present else "away",
-                f"{member.lag_messages:,}{svg.bar(member.lag_messages, most)}",
+                f"{member.lag_messages:,}{figures.bar(member.lag_messages, most)}",
                 f"{member.missed_messages:,}",
             ]
             for member in slow
@@ -370,7 +352,7 @@ def _channels(server: ServerSeen) -> str:
         heads = ("processor", "channel", "", ">messages behind", ">missed")
         body += f"<h3>The slowest processors</h3>{_table(heads, rows)}"
         body += _more(seen.members_in_all - len(rows), "processor")
-    return _section("Channels", f"<p>{sentence}</p>{body}")
+    return _section("Channels", sentence, body)
 
 
 def _duplicates(server: ServerSeen) -> str:
@@ -383,12 +365,12 @@ def _duplicates(server: ServerSeen) -> str:
             "messages and batches that were sent again because their sender could not know that they had "
             "arrived."
         )
-    return _section("Duplicates refused", f"<p>{text}</p>")
+    return _section("Duplicates refused", text)
 
 
 def _footer(report: ReportData) -> str:
     return (
-        f"<footer>Made {words.moment(report.made_ms)} UTC by <code>headrace pipeline report</code>. "
+        f"<footer>Made {figures.moment(report.made_ms)} UTC by <code>headrace pipeline report</code>. "
         "All times are UTC. Bytes are those of payloads. No payload was read.</footer>"
     )
 
@@ -396,8 +378,8 @@ def _footer(report: ReportData) -> str:
 # Parts of pages
 
 
-def _section(title: str, body: str) -> str:
-    return f"<section><h2>{title}</h2>{body}</section>"
+def _section(title: str, sentence: str, body: str = "") -> str:
+    return f"<section><h2>{title}</h2><p>{sentence}</p>{body}</section>"
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -418,11 +400,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def _more(left: int, noun: str) -> str:
     return f"<p>And {counted(left, f'other {noun}')}.</p>" if left > 0 else ""
-
-
-def _label(name: str) -> str:
-    shown = name if len(name) <= _LABEL else f"…{name[1 - _LABEL :]}"
-    return words.name(shown)
 
 
 _PAGE = """<!doctype html>

@@ -1,19 +1,24 @@
-"""Plots as SVG: lines over time, columns, bars, strips. Pure text; the page defines the colours.
+"""Figures of a report: plots in SVG, and numbers, sizes, times and names as text. Pure; times are UTC.
 
-Plots contain no scripts and load nothing. A `<title>` describes the element under the pointer; browsers show
-it without a script. Callers must escape labels.
+Plots contain no scripts and load nothing; the page defines their colours. A `<title>` describes the element
+under the pointer; browsers show it without a script. Callers must escape labels.
 """
 
+import html
 import math
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
 from itertools import cycle, groupby
 from typing import NamedTuple
 
-from headrace.pipeline.report import words
+from headrace.pipeline.report.data import Line
+from headrace.printing import size
 
 WIDTH = 1000
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 10, 26
 _STRIP, _STRIP_LEFT = 20, 190
+_LABEL = 24
+"""Maximum number of characters of a name beside a plot; tables show the whole name."""
 _LEVELS = 5
 _TICKS = {
     100: (1, 2, 5),
@@ -58,7 +63,7 @@ def stacked(
 
     parts = []
     for value in ticks:
-        text = words.bound(value) if binary else words.short(value)
+        text = bound(value) if binary else short(value)
         parts.append(f'<path class="grid" d="M{_LEFT} {y(value):.1f}H{WIDTH - _RIGHT}"/>')
         parts.append(f'<text class="axis end" x="{_LEFT - 8}" y="{y(value) + 4:.1f}">{text}</text>')
     parts += _time_axis(over, bottom, _LEFT)
@@ -104,7 +109,7 @@ def columns(bars: Sequence[tuple[str, int, str]], label: str, *, by_digits: bool
         if value and step > 26:
             parts.append(
                 f'<text class="value mid" x="{middle:.1f}" y="{bottom - tall - 6:.1f}">'
-                f"{words.short(value)}</text>"
+                f"{short(value)}</text>"
             )
         if number % every == 0:
             parts.append(f'<text class="axis mid" x="{middle:.1f}" y="{bottom + 18}">{text}</text>')
@@ -137,34 +142,25 @@ def spark(values: Sequence[int], label: str) -> str:
     )
 
 
-class Silence(NamedTuple):
-    start_ms: int
-    end_ms: int
-    title: str
-
-
-class Strip(NamedTuple):
-    label: str
-    values: Sequence[int]
-    silence: Silence | None = None
-
-
-def strips(rows: Sequence[Strip], over: Over, label: str) -> str:
-    """Draw when each row was busy: darker for more messages, empty without messages."""
-    height = len(rows) * _STRIP + _BOTTOM + 4
-    parts = _time_axis(over, len(rows) * _STRIP + 4, _STRIP_LEFT)
-    for number, row in enumerate(rows):
+def strips(lines: Sequence[Line], over: Over, label: str) -> str:
+    """Draw when each topic was busy: darker for more messages, with a line for its longest silence."""
+    height = len(lines) * _STRIP + _BOTTOM + 4
+    parts = _time_axis(over, len(lines) * _STRIP + 4, _STRIP_LEFT)
+    for number, line in enumerate(lines):
         top = number * _STRIP + 4
         track = f"M{_STRIP_LEFT} {top}H{WIDTH - _RIGHT}v{_STRIP - 5}H{_STRIP_LEFT}z"
+        topic = line.name if len(line.name) <= _LABEL else f"…{line.name[1 - _LABEL :]}"
         parts += [
-            f'<text class="name end" x="{_STRIP_LEFT - 10}" y="{top + 13}">{row.label}</text>',
+            f'<text class="name end" x="{_STRIP_LEFT - 10}" y="{top + 13}">{name(topic)}</text>',
             f'<path class="track" d="{track}"/>',
         ]
-        parts += _levels(row.values, over, top)
-        if row.silence is not None:
-            begin, end, title = row.silence
-            left = over.x((begin - over.start_ms) / over.width_ms, _STRIP_LEFT)
-            right = over.x((end - over.start_ms) / over.width_ms, _STRIP_LEFT)
+        parts += _levels(line.messages_over_time, over, top)
+        if line.silence_ms >= over.width_ms:  # a shorter one would not be visible
+            begin = (line.silent_from_ms - over.start_ms) / over.width_ms
+            left = over.x(begin, _STRIP_LEFT)
+            right = over.x(begin + line.silence_ms / over.width_ms, _STRIP_LEFT)
+            when = f"{span(line.silence_ms)} from {moment(line.silent_from_ms)}"
+            title = f"{name(line.name)}: nothing for {when}"
             parts.append(
                 f'<rect class="silence" x="{left:.1f}" y="{top + _STRIP / 2 - 4:.1f}" '
                 f'width="{max(right - left, 2):.1f}" height="3" rx="1.5"><title>{title}</title></rect>'
@@ -215,7 +211,7 @@ def _time_axis(over: Over, bottom: float, left: float) -> list[str]:
         parts.append(f'<path class="grid" d="M{at:.1f} {_TOP}V{bottom}"/>')
         if left + 20 < at < WIDTH - 24:
             parts.append(
-                f'<text class="axis mid" x="{at:.1f}" y="{bottom + 18}">{words.tick(ms, step)}</text>'
+                f'<text class="axis mid" x="{at:.1f}" y="{bottom + 18}">{tick(ms, step)}</text>'
             )
     return parts
 
@@ -240,3 +236,92 @@ def _svg(width: int, height: int, parts: Sequence[str], label: str) -> str:
         f'<svg class="plot" viewBox="0 0 {width} {height}" role="img" aria-label="{label}">'
         f"{''.join(parts)}</svg>"
     )
+
+
+# Text
+
+
+_UNITS_MS = {"d": 86_400_000, "h": 3_600_000, "min": 60_000, "s": 1000}
+_UNITS = {"d": "day", "h": "hour", "min": "minute", "s": "second"}
+_LARGE = ((1e12, 1e12, "T"), (1e9, 1e9, "G"), (1e6, 1e6, "M"), (1e4, 1e3, "k"))
+"""Least value that is written in a unit, the unit, and its letter."""
+
+
+def name(text: str) -> str:
+    """Escape a name for a page; a name with control characters is shown as Python would write it."""
+    return html.escape(text if text.isprintable() else repr(text))
+
+
+def short(value: float) -> str:
+    """Format a number with three digits, which are enough for a plot."""
+    for least, unit, letter in _LARGE:
+        # A value that is rounded to a thousand of a unit becomes one of the next unit.
+        if value >= least * 0.9995:
+            scaled = value / unit
+            return f"{scaled:,.0f}{letter}" if scaled >= 999.5 else f"{scaled:.3g}{letter}"
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def bound(value: float) -> str:
+    """Format a size that is mostly a round number of its unit."""
+    return size(value).replace(".0", "")
+
+
+def span(ms: float) -> str:
+    """Format a duration in its largest unit and, if that number is small, also in the next unit."""
+    if ms < 1000:
+        return f"{ms:.0f} ms"
+    if ms < 10_000:
+        return f"{ms / 1000:.1f} s".replace(".0", "")
+    counts: list[tuple[int, str]] = []
+    for unit, length in _UNITS_MS.items():
+        count, ms = divmod(ms, length)
+        if count or counts:
+            counts.append((int(count), unit))
+    # The next unit is shown only if there is something of it.
+    shown = counts[:2] if counts[0][0] < 10 else counts[:1]
+    return " ".join(f"{count:,} {unit}" for count, unit in shown if count)
+
+
+def bucket(ms: int) -> str:
+    """Format a width for a sentence such as `messages per 10 minutes`."""
+    if ms < 1000:
+        return f"{ms / 1000:g} seconds"
+    unit = next(unit for unit, length in _UNITS_MS.items() if ms >= length)
+    count = ms // _UNITS_MS[unit]
+    return _UNITS[unit] if count == 1 else f"{count} {_UNITS[unit]}s"
+
+
+def moment(ms: int, width_ms: int = 1000) -> str:
+    """Format a time as precisely as a bucket of that width needs."""
+    when = _utc(ms)
+    if when is None:
+        return f"{ms} ms since 1970"
+    if width_ms >= 86_400_000:
+        return f"{when:%Y-%m-%d}"
+    if width_ms >= 60_000:
+        return f"{when:%Y-%m-%d %H:%M}"
+    tenths = "" if width_ms >= 1000 else f".{when.microsecond // 100_000}"
+    return f"{when:%Y-%m-%d %H:%M:%S}{tenths}"
+
+
+def tick(ms: int, step_ms: int) -> str:
+    """Format a time for an axis: the part that changes between ticks, and the date at the start of a day."""
+    when = _utc(ms)
+    if when is None:
+        return ""
+    if step_ms >= 28 * 86_400_000:
+        return f"{when:%b %Y}"
+    if step_ms >= 86_400_000 or ms % 86_400_000 == 0:
+        return f"{when.day} {when:%b}"
+    if step_ms >= 60_000:
+        return f"{when:%H:%M}"
+    return f"{when:%H:%M:%S}" if step_ms >= 1000 else f"{when:%S}.{when.microsecond // 100_000}"
+
+
+def _utc(ms: int) -> datetime | None:
+    """Return the time, or None if no calendar has it, because of a wrong clock."""
+    try:
+        return datetime.fromtimestamp(ms / 1000, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
