@@ -142,11 +142,6 @@ COMMIT_RETRY_S = 120.0
 """Time for which a commit is retried. A server that restarts continues the commit by itself."""
 
 
-class UploadDecision(NamedTuple):
-    duplicate: bool
-    """True if another attempt had already written the batch."""
-
-
 def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
     """Upload the blocks as staged files, in order, and return their ids. Runs in a task."""
     ids: list[str] = []
@@ -165,8 +160,11 @@ def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
     return ids
 
 
-def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -> UploadDecision:
-    """Make the server append staged files, in order and once for this batch number. Runs in the driver."""
+def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -> bool:
+    """Make the server append staged files, in order and once for this batch number. Runs in the driver.
+
+    Return True if another attempt had already written the batch.
+    """
     body = {"producer": producer, "number": number, "staged": list(ids)}
     with closing(HttpClient(place, retry_s=COMMIT_RETRY_S)) as client:
         asked_again = False
@@ -177,7 +175,7 @@ def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -
             f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
             "were damaged on the server's disk and are lost: the server's log names them"
         )
-    return UploadDecision(answer["duplicate"] and not asked_again)
+    return bool(answer["duplicate"]) and not asked_again
 
 
 def _bodies(blocks: Iterable[EncodedBlock]) -> Iterator[bytes]:

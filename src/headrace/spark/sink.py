@@ -69,7 +69,7 @@ class _Writer:
         ids = [
             one for message in messages if isinstance(message, TaskUpload) for one in message.ids
         ]
-        if decide(self.options.place, producer, number, ids).duplicate:
+        if decide(self.options.place, producer, number, ids):
             logger.warning(
                 "batch %d of producer %s was written before: its rows are skipped",
                 number,
