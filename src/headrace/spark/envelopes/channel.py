@@ -29,7 +29,7 @@ from headrace.payload.channel import (
     check_json,
     encode_row,
 )
-from headrace.spark.columns import Stamps, check_own, members_beside, register_envelope
+from headrace.spark.columns import Stamps, check_own, members_beside
 from headrace.spark.envelopes.json import JSON, decode_content, given
 
 _OF_ENVELOPE = ("processor", "number", "is_json")
@@ -152,6 +152,3 @@ def _checked(content: Content) -> Content:
             shown = content.data[:80].decode(errors="replace")
             raise SinkError(f"a row cannot be written: {error}: {shown}") from None
     return content
-
-
-register_envelope("channel", ChannelEnvelope())
