@@ -6,7 +6,7 @@ and number. A batch that was committed before is skipped, even if the second att
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from headrace.errors import OptionError, SinkError
 from headrace.printing import quoted
 from headrace.reader.upload import (
-    EncodedBlock,
     check_written_topic,
     decide,
     encode_batch,
@@ -44,31 +43,33 @@ class TaskUpload(WriterCommitMessage):
 
 
 class _Writer:
+    """What batch and streaming writes share."""
+
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError("format headrace only appends: use mode append")
         self.options = options
-        self.written: WrittenColumns = written_columns(schema, options)
+        self._written = written_columns(schema, options)
         self._node = f"spark-{uuid.uuid4()}"
 
-    def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the rows as staged files. Runs in a task."""
         context = TaskContext.get()
         assert context is not None
         stamps = Stamps(self._node, context.taskAttemptId())
-        return upload(self.options.place, self._blocks(batches, stamps))
-
-    def _blocks(self, batches: Iterator[pa.RecordBatch], stamps: Stamps) -> Iterator[EncodedBlock]:
-        for batch in batches:
-            yield from encode_batch(*self.written.rows(batch, stamps), self.written.prefix)
+        blocks = (
+            block
+            for batch in iterator
+            for block in encode_batch(*self._written.rows(batch, stamps), self._written.prefix)
+        )
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        return TaskUpload(upload(self.options.place, blocks), query)
 
     def decide(
         self, producer: str, number: int, messages: Sequence[WriterCommitMessage | None]
     ) -> None:
         """Make the server append all uploads, in the order of the tasks. Runs in the driver."""
-        ids = [
-            one for message in messages if isinstance(message, TaskUpload) for one in message.ids
-        ]
+        ids = [one for message in _uploads(messages) for one in message.ids]
         if decide(self.options.place, producer, number, ids):
             logger.warning(
                 "batch %d of producer %s was written before: its rows are skipped",
@@ -77,45 +78,33 @@ class _Writer:
             )
 
 
-class BatchWriter(DataSourceArrowWriter):
+def _uploads(messages: Iterable[WriterCommitMessage | None]) -> list[TaskUpload]:
+    return [message for message in messages if isinstance(message, TaskUpload)]
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write.format("headrace")`."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._writer = _Writer(options, schema, overwrite)
-        # Without a producer name, each write counts as a new one.
-        self._producer = options.producer or f"spark-{uuid.uuid4()}"
-        self._number = options.batch if options.batch is not None else 0
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return TaskUpload(self._writer.upload(iterator))
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.decide(self._producer, self._number, messages)
+        # Without a producer name, each write counts as a new one.
+        producer = self.options.producer or self._node
+        self.decide(producer, self.options.batch or 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the server sweeps staged files that no batch claims."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """`df.writeStream.format("headrace")`."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._writer = _Writer(options, schema, overwrite)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        if not query:
-            raise SinkError("Spark does not say which query this is: give it a name with producer")
-        return TaskUpload(self._writer.upload(iterator), query)
-
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        queries = {message.query for message in messages if isinstance(message, TaskUpload)}
+        queries = {message.query for message in _uploads(messages)}
         if not queries:
             return  # no tasks, no rows
-        producer = self._writer.options.producer or f"spark-query-{queries.pop()}"
-        self._writer.decide(producer, batchId, messages)
+        query, producer = queries.pop(), self.options.producer
+        if not query and not producer:
+            raise SinkError("Spark does not say which query this is: give it a name with producer")
+        self.decide(producer or f"spark-query-{query}", batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the server sweeps staged files that no batch claims."""
