@@ -126,11 +126,9 @@ _check_once = lru_cache(maxsize=10_000)(check_written_topic)
 
 def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:
     """Return the size field of each record: the four bytes before its payload."""
-    packed = pa.py_buffer(lengths.astype(">u4").tobytes())
-    offsets = np.arange(0, (len(lengths) + 1) * 4, 4, dtype=np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), packed]
-    )
+    sizes = pa.py_buffer(lengths.astype(">u4"))
+    array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(lengths), [None, sizes])
+    return array.cast(pa.binary())
 
 
 # Uploads

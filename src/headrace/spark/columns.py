@@ -68,6 +68,10 @@ _IN_PAYLOADS = (
 )
 
 
+Known = Mapping[str, tuple[DataType, ...]]
+"""Columns with the types that they may have."""
+
+
 def check_type(name: str, kind: DataType) -> None:
     """Raise `OptionError` if payloads cannot hold a column of this type."""
     if isinstance(kind, ArrayType):
@@ -110,8 +114,8 @@ def columns_of(schema: StructType, *, decode: str) -> list[StructField]:
             raise OptionError(f"the schema has the column {name!r} twice")
     own = envelope_of(decode).own if decode else {}
     # An envelope's own column takes precedence over a column of the source with the same name.
-    places = {name: kind for name, kind in TYPES.items() if name not in own}
-    decoded = [field for field in schema.fields if field.name not in places]
+    known: Known = {**{name: (kind,) for name, kind in TYPES.items()}, **own}
+    decoded = [field for field in schema.fields if field.name in own or field.name not in known]
     if decoded and not decode:
         raise OptionError(
             f"the schema has a column {decoded[0].name!r} that the source does not: it has "
@@ -122,30 +126,26 @@ def columns_of(schema: StructType, *, decode: str) -> list[StructField]:
             f"decode = {decode} needs a schema that names columns of the payloads: give it with "
             ".schema(…)"
         )
+    check_known({field.name: field.dataType for field in schema.fields}, known)
     for field in decoded:
-        lower = field.name.lower()
-        if lower in places or (lower in own and lower != field.name):
-            raise OptionError(f"write the column {field.name!r} as {lower!r}")
         check_type(field.name, field.dataType)
-        kinds = own.get(field.name)
-        if kinds is not None and field.dataType not in kinds:
-            raise OptionError(
-                f"the column {field.name!r} is {' or '.join(kind.simpleString() for kind in kinds)}, "
-                f"the schema says {field.dataType.simpleString()}"
-            )
         if not field.nullable:
             raise OptionError(
                 f"the column {field.name!r} comes out of payloads, where it may be missing: it cannot be "
                 "not null"
             )
-    for field in schema.fields:
-        expected = places.get(field.name)
-        if expected is not None and field.dataType != expected:
-            raise OptionError(
-                f"the column {field.name!r} is {expected.simpleString()}, "
-                f"the schema says {field.dataType.simpleString()}"
-            )
     return decoded
+
+
+def check_known(fields: Mapping[str, DataType], known: Known) -> None:
+    """Raise OptionError if a column has the name of a known one, but not its type."""
+    for name, kind in fields.items():
+        kinds = known.get(name)
+        if kinds is None and name.lower() in known:
+            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
+        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
+            wanted = " or ".join(one.simpleString() for one in kinds)
+            raise OptionError(f"the column {name!r} must be {wanted}, not {kind.simpleString()}")
 
 
 # Envelopes
@@ -179,7 +179,7 @@ class PayloadColumns(Protocol):
     prefix: str
     """Name space that rows of this envelope are written to; empty for ordinary topics."""
 
-    own: Mapping[str, tuple[DataType, ...]]
+    own: Known
     """Columns that every such payload has, with the types they may be read as.
 
     The first type is the default, unless a schema says otherwise. Users name all other columns.
@@ -193,17 +193,6 @@ class PayloadColumns(Protocol):
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
         """Encode these columns as payloads."""
-
-
-def check_own(fields: Mapping[str, DataType], own: Mapping[str, tuple[DataType, ...]]) -> None:
-    """Raise OptionError if a column to be written has the name of an envelope's own one, but not its type."""
-    for name, kind in fields.items():
-        kinds = own.get(name)
-        if kinds is None and name.lower() in own:
-            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
-        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
-            wanted = " or ".join(one.simpleString() for one in kinds)
-            raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
 
 
 def members_beside(fields: Iterable[str], own: Collection[str], content: str) -> tuple[str, ...]:

@@ -27,7 +27,7 @@ from headrace.reader.upload import (
     encode_batch,
     upload,
 )
-from headrace.spark.columns import POSITIONS, Stamps, check_type, envelope_of
+from headrace.spark.columns import POSITIONS, Known, Stamps, check_known, check_type, envelope_of
 from headrace.spark.options import SinkOptions
 
 logger = logging.getLogger(__name__)
@@ -112,6 +112,8 @@ class StreamWriter(_Writer, DataSourceStreamArrowWriter):
 
 # Columns
 
+_ROW: Known = {"topic": (StringType(),), "payload": (BinaryType(), StringType())}
+
 
 class WrittenColumns(NamedTuple):
     """The columns of a frame that are written."""
@@ -150,8 +152,8 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
         )
     if "topic" not in fields and not options.topic:
         raise OptionError("say where to write: give the option topic, or a column topic")
-    if "topic" in fields and not isinstance(fields["topic"], StringType):
-        raise OptionError(f"the column topic must be string, not {fields['topic'].simpleString()}")
+    if "topic" in fields:
+        check_known({"topic": fields["topic"]}, _ROW)
     if options.topic:
         _check_option(options)
     if options.encode:
@@ -174,10 +176,7 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"
         )
-    if not isinstance(fields["payload"], BinaryType | StringType):
-        raise OptionError(
-            f"the column payload must be binary or string, not {fields['payload'].simpleString()}"
-        )
+    check_known({"payload": fields["payload"]}, _ROW)
     unwritten = [name for name in fields if name not in POSITIONS | {"topic", "payload"}]
     if unwritten:
         raise OptionError(
