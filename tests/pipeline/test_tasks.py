@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
 import pytest
+from pyspark.errors import PySparkException
 
 from headrace.errors import HeadraceError
 from headrace.pipeline.tasks import (
@@ -74,6 +75,22 @@ def test_a_task_tells_a_server_that_is_away_from_one_that_refuses(error, kind):
     with pytest.raises(JobError) as failed, _expected_failures():
         raise error
     assert (type(failed.value), str(failed.value)) == (kind, str(error))
+
+
+def test_a_package_that_the_workers_lack_is_one_sentence():
+    said = (
+        "An exception was thrown from the Python worker\n"
+        "pyspark.serializers.SerializationError: Caused by Traceback (most recent call last):\n"
+        '  File "cloudpickle.py", line 649, in subimport\n'
+        "ModuleNotFoundError: No module named 'deltalake'\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.run\n"
+    )
+    with pytest.raises(JobError) as failed, SparkRunner("test", "local[2]").sentences():
+        raise PySparkException(said)
+    assert str(failed.value) == (
+        "Spark's workers cannot run this job (ModuleNotFoundError: No module named 'deltalake'): install "
+        "'headrace[pipeline]' and the modules of your own functions there"
+    )
 
 
 def words(text: str) -> Iterator[Letter]:

@@ -282,6 +282,11 @@ class SparkRunner:
             if expected := re.match(r"headrace\.[\w.]+: ", reason):
                 kind = ServerAwayError if ServerAwayError.__name__ in expected[0] else JobError
                 raise kind(reason[expected.end() :]) from error
+            if re.match(r"(?:ModuleNotFound|Import)Error: ", reason):
+                raise JobError(
+                    f"Spark's workers cannot run this job ({reason}): install 'headrace[pipeline]' and the "
+                    "modules of your own functions there"
+                ) from error
             where = ""
             if self._said is not None:
                 where = f"; what Spark said is in {self._said}"

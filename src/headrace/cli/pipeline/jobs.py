@@ -39,7 +39,14 @@ from headrace.printing import counted, quoted, size
 
 def _run(name: str, keywords: dict[str, Any], *, has_progress: bool = True) -> Any:
     """Return the summary of a job, after showing its progress; raise CommandError if a package is missing."""
-    run = _function(name)
+    try:
+        run = getattr(importlib.import_module("headrace.pipeline"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
+        raise CommandError(
+            f"this needs: pip install 'headrace[pipeline]' ({error.name} is missing)"
+        ) from None
     with _told_on_standard_error(), ProgressBar() as bar:
         progress = {"progress": bar.advance_to} if has_progress else {}
         try:
@@ -75,18 +82,6 @@ def _told_on_standard_error() -> Iterator[None]:
         jobs.removeHandler(handler)
         jobs.setLevel(before)
         jobs.propagate = True
-
-
-def _function(name: str) -> Callable[..., Any]:
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module("headrace.pipeline"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headrace"):
-            raise
-        raise CommandError(
-            f"this needs: pip install 'headrace[pipeline]' ({error.name} is missing)"
-        ) from None
-    return found
 
 
 def _print(given: Given, summary: Any, words: Callable[[Any], str]) -> None:
