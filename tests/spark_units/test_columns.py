@@ -178,7 +178,7 @@ def test_without_a_column_for_it_all_columns_are_members_of_the_event():
         schema("type:string n:long ordinal:long id:string"),
         options(encode="logux", topic="$logux/x"),
     )
-    assert (found.topic, found.members) == ("$logux/x", ("type", "n", "ordinal", "id"))
+    assert (found.options.topic, found.members) == ("$logux/x", ("type", "n", "ordinal", "id"))
 
 
 def test_a_frame_of_messages_that_was_read_can_be_written():

@@ -43,7 +43,7 @@ class TaskUpload(WriterCommitMessage):
 
 
 class _Writer:
-    """What batch and streaming writes share."""
+    """Common part of batch and streaming writes."""
 
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
@@ -118,29 +118,26 @@ _ROW: Known = {"topic": (StringType(),), "payload": (BinaryType(), StringType())
 class WrittenColumns(NamedTuple):
     """The columns of a frame that are written."""
 
-    topic: str
-    """Topic of all rows; empty if each row names its own."""
-    encode: str
-    members: tuple[str, ...]
+    options: SinkOptions
+    members: tuple[str, ...] = ()
     """Columns that are encoded in the envelope."""
-    processor: str = ""
-    """Sender of all rows; empty if each row names its own, or if the envelope has no sender."""
 
     @property
     def prefix(self) -> str:
         """Name space of all topics that are written to; empty for ordinary topics."""
-        return envelope_of(self.encode).prefix if self.encode else ""
+        return envelope_of(self.options.encode).prefix if self.options.encode else ""
 
     def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
         """Return the topics and payloads of a batch."""
-        if self.encode:
-            if self.processor:
-                names = pa.repeat(pa.scalar(self.processor), batch.num_rows)
+        topic, encode, processor = self.options.topic, self.options.encode, self.options.processor
+        if encode:
+            if processor:
+                names = pa.repeat(pa.scalar(processor), batch.num_rows)
                 batch = batch.append_column("processor", names)
-            payloads = envelope_of(self.encode).encode(batch.select(list(self.members)), stamps)
+            payloads = envelope_of(encode).encode(batch.select(list(self.members)), stamps)
         else:
             payloads = batch.column("payload").cast(pa.binary())
-        return self.topic or batch.column("topic").cast(pa.string()), payloads
+        return topic or batch.column("topic").cast(pa.string()), payloads
 
 
 def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
@@ -155,7 +152,10 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
     if "topic" in fields:
         check_known({"topic": fields["topic"]}, _ROW)
     if options.topic:
-        _check_option(options)
+        try:
+            check_written_topic(options.topic, WrittenColumns(options).prefix)
+        except SinkError as error:
+            raise OptionError(f"topic makes no sense: {error}") from None
     if options.encode:
         envelope = envelope_of(options.encode)
         others = {name: kind for name, kind in fields.items() if name != "topic"}
@@ -170,8 +170,7 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
             )
         if options.processor:
             others["processor"] = StringType()
-        members = envelope.members(others)
-        return WrittenColumns(options.topic, options.encode, members, options.processor)
+        return WrittenColumns(options, envelope.members(others))
     if "payload" not in fields:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"
@@ -183,12 +182,4 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
             f"the column {unwritten[0]!r} would not be written: select topic and payload, or give "
             "encode = json to make payloads of all columns"
         )
-    return WrittenColumns(options.topic, "", ())
-
-
-def _check_option(options: SinkOptions) -> None:
-    prefix = envelope_of(options.encode).prefix if options.encode else ""
-    try:
-        check_written_topic(options.topic, prefix)
-    except SinkError as error:
-        raise OptionError(f"topic makes no sense: {error}") from None
+    return WrittenColumns(options)
