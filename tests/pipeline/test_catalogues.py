@@ -14,7 +14,7 @@ from tests.fakes.catalogues import DIRECTORY, REST, place_of
 from tests.lake.others import seen_by_others
 from tests.pipeline.export.test_job import POINTS, Published
 from tests.pipeline.meddling import Killed, Meddling, kill
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 
 RUNNER = LocalRunner()
 

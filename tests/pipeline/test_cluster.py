@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 from tests.pipeline.cluster_jobs import FORMATS
 from tests.pipeline.lakes import expected, rows_of
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.spark.cluster import EXECUTORS, daemons, start_cluster, start_connect
 from tests.spark.lives import REPOSITORY, environment
 from tests.spark.support import publish

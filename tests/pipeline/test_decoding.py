@@ -89,7 +89,7 @@ def test_columns_of_a_lake_are_decided_once(server, topic, tmp_path):
         ("json", "Date date", "every lake has a column 'date'"),
         ("json", "id nonsense", "the schema is invalid: unknown type 'nonsense'"),
         ("xml", "id bigint", "decode and encode know channel, json, logux, not 'xml'"),
-        ("channel", "number string", "the column 'number' is bigint, the schema says string"),
+        ("channel", "number string", "the column 'number' must be bigint, not string"),
     ],
 )
 def test_columns_that_make_no_sense_are_refused(server, topic, tmp_path, decode, schema, reason):

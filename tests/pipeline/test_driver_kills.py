@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from headrace.pipeline import aggregate, dedupe
 from headrace.pipeline.tasks import LocalRunner
 from tests.pipeline.lakes import expected, rows_of
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment, session_members
 from tests.spark.support import publish, require_java
 from tests.tools import TORTURE, takes_long

@@ -31,7 +31,7 @@ from tests.pipeline.export.test_job import POINTS, Published, check_manifests
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.tools import TORTURE, usually
 
 RUNNER = LocalRunner()

@@ -7,7 +7,7 @@ from headrace.pipeline.tasks import LocalRunner
 from tests.pipeline.export.exporter import exporters
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ import pytest
 from headrace.cli.main import app
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 
 
 @pytest.fixture

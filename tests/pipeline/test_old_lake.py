@@ -28,7 +28,7 @@ from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.dedupe.keys import topic_hash
 from headrace.pipeline.export.job import export
 from headrace.pipeline.job import EXPORT_APP as APP
-from headrace.pipeline.replay.plan import Wanted
+from headrace.pipeline.replay import Wanted
 from headrace.pipeline.tasks import LocalRunner
 from headrace.testing import ServerProcess
 from tests.archives import extract

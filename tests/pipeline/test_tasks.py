@@ -3,8 +3,11 @@
 import errno
 import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import pytest
+from pyspark.errors import PySparkException
 
 from headrace.errors import HeadraceError
 from headrace.pipeline.tasks import (
@@ -12,11 +15,14 @@ from headrace.pipeline.tasks import (
     JobError,
     Letter,
     LocalRunner,
+    ServerAwayError,
     SparkRunner,
     Step,
     TaskRunner,
+    _expected_failures,
     _signals,
 )
+from headrace.reader.http_client import ServerError
 
 
 def double(number: int) -> int:
@@ -44,8 +50,53 @@ def test_results_come_in_the_order_of_the_works_and_failures_as_sentences(shared
     assert shared_spark.range(1).count() == 1
 
 
+@pytest.mark.usefixtures("shared_spark")
+def test_a_job_in_another_thread_leaves_the_running_session_alone(shared_spark):
+    def run() -> list[int]:
+        with closing(SparkRunner("test", "local[2]")) as runner:
+            return runner.run([1], double)
+
+    with ThreadPoolExecutor(1) as thread:
+        assert thread.submit(run).result() == [2]
+    assert shared_spark.range(1).count() == 1
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (ServerError("no server answers"), ServerAwayError),
+        (ServerError("the server stops", 503), ServerAwayError),
+        (ServerError("the token is refused", 401), JobError),
+        (HeadraceError("seven is not for us"), JobError),
+        (PermissionError(errno.EACCES, "Permission denied", "x"), JobError),
+    ],
+)
+def test_a_task_tells_a_server_that_is_away_from_one_that_refuses(error, kind):
+    with pytest.raises(JobError) as failed, _expected_failures():
+        raise error
+    assert (type(failed.value), str(failed.value)) == (kind, str(error))
+
+
+def test_a_package_that_the_workers_lack_is_one_sentence():
+    said = (
+        "An exception was thrown from the Python worker\n"
+        "pyspark.serializers.SerializationError: Caused by Traceback (most recent call last):\n"
+        '  File "cloudpickle.py", line 649, in subimport\n'
+        "ModuleNotFoundError: No module named 'deltalake'\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner.run\n"
+    )
+    with pytest.raises(JobError) as failed, SparkRunner("test", "local[2]").sentences():
+        raise PySparkException(said)
+    assert str(failed.value) == (
+        "Spark's workers cannot run this job (ModuleNotFoundError: No module named 'deltalake'): install "
+        "'headrace[pipeline]' and the modules of your own functions there"
+    )
+
+
 def words(text: str) -> Iterator[Letter]:
     """Send each word to the partition of its length, in reverse order."""
+    if text == "refused":
+        raise ServerError("the token is refused", 401)
     if text == "missing":
         raise FileNotFoundError(errno.ENOENT, "No such file or directory", "words")
     for word in sorted(text.split(), reverse=True):
@@ -92,11 +143,18 @@ def test_a_letter_may_be_large():
 
 
 @pytest.mark.usefixtures("shared_spark")
-def test_a_failure_within_an_exchange_is_one_sentence():
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("missing", "[Errno 2] No such file or directory: 'words'"),
+        ("refused", "the token is refused"),
+    ],
+)
+def test_a_failure_within_an_exchange_is_one_sentence(text, said):
     runner = SparkRunner("test", "local[2]")
     with pytest.raises(JobError) as failed:
-        runner.exchange(["a b", "missing"], words, STEPS)
-    assert str(failed.value) == "[Errno 2] No such file or directory: 'words'"
+        runner.exchange(["a b", text], words, STEPS)
+    assert (type(failed.value), str(failed.value)) == (JobError, said)
 
 
 def test_without_works_nothing_is_started():

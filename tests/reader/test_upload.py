@@ -17,6 +17,7 @@ from headrace.payload import UPLOAD_CHECKS
 from headrace.reader import upload as module
 from headrace.reader.upload import EncodedBlock, encode_batch
 from headrace.spark.columns import Stamps
+from headrace.spark.options import parse_sink
 from headrace.spark.sink import WrittenColumns
 
 
@@ -145,5 +146,6 @@ def test_text_and_large_types_are_written_as_bytes(kind):
     payloads = text.cast(kind) if kind != pa.large_binary() else text.cast(pa.binary()).cast(kind)
     topics = pa.array(["a", "b", "a"], pa.large_string())
     batch = pa.RecordBatch.from_arrays([payloads, topics], names=["payload", "topic"])
-    found = received(encode_batch(*WrittenColumns("", "", ()).rows(batch.slice(1), Stamps("n", 0))))
+    columns = WrittenColumns(parse_sink({"url": "http://h"}, streaming=False))
+    found = received(encode_batch(*columns.rows(batch.slice(1), Stamps("n", 0))))
     assert found == {"b": ["é".encode()], "a": [("☃" * 9).encode()]}

@@ -137,7 +137,7 @@ def test_the_largest_payload_is_written_and_a_larger_one_refused(
     [
         (["payload", "id as who"], {"topic": "t"}, "the column 'who' would not be written"),
         (["id as who"], {"topic": "t"}, "there is no column payload to write"),
-        (["id as payload"], {"topic": "t"}, "the column payload must be binary or string, not"),
+        (["id as payload"], {"topic": "t"}, "the column 'payload' must be binary or string, not"),
         (["payload"], {}, "say where to write: give the option topic, or a column topic"),
         (["payload", "'t' as topic"], {"topic": "t"}, "contradict each other: leave out one"),
         (["payload"], {"topic": "t", "mode": "overwrite"}, "only appends: use mode append"),

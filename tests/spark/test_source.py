@@ -101,7 +101,7 @@ def test_members_of_json_payloads_are_columns(
 @pytest.mark.parametrize(
     ("schema", "said"),
     [
-        ("offset int", "the column 'offset' is bigint, the schema says int"),
+        ("offset int", "the column 'offset' must be bigint, not int"),
         ("offset bigint, who string", "the schema has a column 'who' that the source does not"),
     ],
 )

@@ -8,7 +8,7 @@ from pyspark.sql.types import StructType
 
 from headrace.errors import SinkError
 from headrace.spark.options import parse_sink
-from headrace.spark.sink import TaskUpload, _Writer
+from headrace.spark.sink import StreamWriter, TaskUpload
 from tests.reader.test_http_client import Serve, serve
 
 __all__ = ["serve"]
@@ -23,12 +23,12 @@ PENDING = answer(202, pending=True)
 WRITTEN = {"duplicate": False, "records": 2, "damaged": 0}
 
 
-def commit(url: str) -> None:
-    options = parse_sink({"url": url, "topic": "t"}, streaming=True)
+def commit(url: str, query: str = "", **given: str) -> None:
+    given = given or {"producer": "p"}
+    options = parse_sink({"url": url, "topic": "t"} | given, streaming=True)
     schema = StructType().add("payload", "binary")
-    _Writer(options, schema, overwrite=False).decide(
-        "p", 3, [TaskUpload(["a"]), None, TaskUpload(["b"])]
-    )
+    uploads = [TaskUpload(["a"], query), None, TaskUpload(["b"], query)]
+    StreamWriter(options, schema, overwrite=False).commit(uploads, 3)
 
 
 def test_a_commit_that_takes_long_is_asked_for_until_it_is_done(serve: Serve, caplog) -> None:
@@ -46,3 +46,8 @@ def test_rows_that_are_skipped_are_told(serve: Serve, caplog) -> None:
 def test_rows_that_the_server_has_lost_are_an_error(serve: Serve) -> None:
     with pytest.raises(SinkError, match="2 parts of it were damaged"):
         commit(serve(answer(**WRITTEN | {"damaged": 2})))
+
+
+def test_a_stream_is_never_taken_for_another_one() -> None:
+    with pytest.raises(SinkError, match="give it a name with producer"):
+        commit("http://127.0.0.1:1", topic="t")

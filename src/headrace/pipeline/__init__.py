@@ -7,7 +7,7 @@ from headrace.pipeline.audit.plan import AuditReport
 from headrace.pipeline.compact import CompactSummary, compact
 from headrace.pipeline.dedupe.job import DedupeSummary, dedupe
 from headrace.pipeline.export.job import ExportSummary, export
-from headrace.pipeline.replay.job import ReplaySummary, replay
+from headrace.pipeline.replay import ReplaySummary, replay
 from headrace.pipeline.report.job import ReportSummary, report
 
 __all__ = [

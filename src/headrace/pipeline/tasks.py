@@ -15,9 +15,11 @@ import pickle
 import re
 import signal
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
@@ -26,6 +28,7 @@ import pyarrow as pa
 
 from headrace.errors import HeadraceError
 from headrace.reader.http_client import ServerError
+from headrace.reader.planning import groups
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -40,6 +43,9 @@ _BATCH_BYTES = 8 << 20
 """Bytes of letters that a task passes to Spark at once."""
 
 _POLL_S = 0.2
+
+_JOBS_MAX = 8
+"""Number of Spark's last jobs that are looked at: a query makes one job for each of its shuffles."""
 
 _DEATH_S = 5.0
 """Time that a JVM may take to end after its connections broke."""
@@ -66,10 +72,6 @@ class NotSharedError(HeadraceError):
     """The executors see another directory than the driver: name one on storage that all of them share."""
 
 
-class TaskError(HeadraceError):
-    """The operating system has refused something that a task needs."""
-
-
 class Letter(NamedTuple):
     """Bytes for one partition of the next step."""
 
@@ -81,6 +83,7 @@ class Letter(NamedTuple):
 
 
 Letters = Iterator[Letter]
+Batches = Iterator[pa.RecordBatch]
 
 
 class Step(NamedTuple):
@@ -186,12 +189,12 @@ class SparkRunner:
     ) -> list[Result]:
         if not works:
             return []
-        found = self._collect(works, _Task(function), (), progress)
+        found = self._collect(works, partial(_run_works, function=function), (), progress)
         results: list[Result] = []
         for letter in sorted(found, key=lambda letter: letter.to):
             one = pickle.loads(letter.data)
-            if isinstance(one, _Failed):
-                raise ServerAwayError(one.sentence) if one.is_away else JobError(one.sentence)
+            if isinstance(one, JobError):
+                raise one
             results.append(one)
         return results
 
@@ -202,7 +205,9 @@ class SparkRunner:
         steps: Sequence[Step],
         progress: Progress | None = None,
     ) -> list[Letter]:
-        return self._collect(works, _First(first), steps, progress) if works else []
+        if not works:
+            return []
+        return self._collect(works, partial(_send, function=first), steps, progress)
 
     def close(self) -> None:
         if self._spark is not None and self._is_ours:
@@ -215,20 +220,18 @@ class SparkRunner:
     def _collect(
         self,
         works: Sequence[Any],
-        first: "_Task | _First",
+        first: Callable[[Batches], Batches],
         steps: Sequence[Step],
         progress: Progress | None,
     ) -> list[Letter]:
-        from headrace.spark.jobs import watched
-
         spark = self.session()
         tasks = len(works) + sum(step.partitions for step in steps)
         tag = f"{self._name.replace(' ', '-')}-{uuid.uuid4().hex[:8]}"
-        with self.sentences(), watched(spark, tag, tasks, progress):
+        with self.sentences(), _watched(spark, tag, tasks, progress):
             data = _frame(spark, works).mapInArrow(first, _COLUMNS)
             for step in steps:
                 data = data.repartitionById(step.partitions, "to").sortWithinPartitions("key")
-                data = data.mapInArrow(_Next(step.function), _COLUMNS)
+                data = data.mapInArrow(partial(_send_on, function=step.function), _COLUMNS)
             return list(_letters(data.toArrow().to_batches()))
 
     def session(self) -> "SparkSession":
@@ -237,26 +240,23 @@ class SparkRunner:
             from headrace.spark.session import active_session, register
 
             running = self._given or active_session()
-            self._is_ours = running is None
-            if running is None:
-                logger.debug("starting Spark")
-                handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
-                self._said = Path(path)
-                with _standard_error(handle), _signals():
-                    self._spark = self._started()
-            else:
+            if running is not None:
                 register(running)
-                self._spark = running
+            self._spark = running or self._started()
         return self._spark
 
     def _started(self) -> "SparkSession":
         from headrace.spark.session import SparkStartError, java_process, session
 
+        logger.debug("starting Spark")
+        handle, path = tempfile.mkstemp(prefix="headrace-spark-", suffix=".log")
+        self._said = Path(path)
         try:
-            found = session(self._name, master=self._master)
+            with _standard_error(handle), _signals():
+                found = session(self._name, master=self._master)
         except SparkStartError as error:
             raise JobError(f"{error}{self._words()}") from error
-        self._java = java_process(found)
+        self._is_ours, self._java = True, java_process(found)
         return found
 
     @contextlib.contextmanager
@@ -280,9 +280,13 @@ class SparkRunner:
                 raise
             reason = _reason(str(error))
             if expected := re.match(r"headrace\.[\w.]+: ", reason):
-                is_away = ServerError.__name__ in expected[0]
-                kind = ServerAwayError if is_away else JobError
+                kind = ServerAwayError if ServerAwayError.__name__ in expected[0] else JobError
                 raise kind(reason[expected.end() :]) from error
+            if re.match(r"(?:ModuleNotFound|Import)Error: ", reason):
+                raise JobError(
+                    f"Spark's workers cannot run this job ({reason}): install 'headrace[pipeline]' and the "
+                    "modules of your own functions there"
+                ) from error
             where = ""
             if self._said is not None:
                 where = f"; what Spark said is in {self._said}"
@@ -368,6 +372,78 @@ def _standard_error(handle: int) -> Iterator[None]:
         os.close(handle)
 
 
+# Tags and progress
+
+
+@contextlib.contextmanager
+def _watched(
+    spark: "SparkSession", tag: str, tasks: int, progress: Progress | None
+) -> Iterator[None]:
+    """Tag the queries that run meanwhile, and report which part of `tasks` tasks is finished.
+
+    The tag names a query in Spark's UI, and cancels it if the driver is interrupted.
+    """
+    from headrace.spark.session import is_remote
+
+    def tell(finished: int) -> None:
+        if progress is not None:
+            progress(min(1.0, finished / tasks))
+
+    watch = _watch_remote(spark, tell) if is_remote(spark) else _watch_local(spark, tag, tell)
+    spark.addTag(tag)
+    try:
+        with watch if progress is not None else contextlib.nullcontext():
+            yield
+    except (KeyboardInterrupt, SystemExit):
+        with contextlib.suppress(Exception):  # otherwise Spark would go on with the tasks
+            spark.interruptTag(tag)
+        raise
+    finally:
+        with contextlib.suppress(Exception):  # a JVM that has died
+            spark.removeTag(tag)
+    tell(tasks)
+
+
+@contextlib.contextmanager
+def _watch_remote(spark: "SparkSession", tell: Callable[[int], None]) -> Iterator[None]:
+    def handle(
+        stages: Iterable[Any] | None, inflight_tasks: int, operation_id: str | None, done: bool
+    ) -> None:
+        tell(sum(stage.num_completed_tasks for stage in stages or ()))
+
+    spark.registerProgressHandler(handle)  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        spark.removeProgressHandler(handle)  # type: ignore[arg-type]
+
+
+@contextlib.contextmanager
+def _watch_local(spark: "SparkSession", tag: str, tell: Callable[[int], None]) -> Iterator[None]:
+    from headrace.spark.session import java_context
+
+    store = java_context(spark).statusStore()
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(_POLL_S):
+            try:
+                jobs = store.jobsList(None)
+                last = [jobs.apply(place) for place in range(min(_JOBS_MAX, jobs.size()))]
+                ours = [job for job in last if job.jobTags().mkString(",").find(tag) >= 0]
+                tell(sum(job.numCompletedTasks() for job in ours))
+            except Exception:
+                return  # the JVM has died, and the job's own call reports it
+
+    watcher = threading.Thread(target=watch, name="headrace-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        done.set()
+        watcher.join()
+
+
 # Works and letters as rows
 
 _COLUMNS = "to int, key binary, data binary"
@@ -392,16 +468,8 @@ def _letters(batches: Iterable[pa.RecordBatch]) -> Letters:
         yield from map(Letter._make, zip(*(column.to_pylist() for column in batch), strict=True))
 
 
-def _batches(letters: Iterable[Letter]) -> Iterator[pa.RecordBatch]:
-    some: list[Letter] = []
-    size = 0
-    for letter in letters:
-        some.append(letter)
-        size += len(letter.data)
-        if size >= _BATCH_BYTES:
-            yield _batch(some)
-            some, size = [], 0
-    if some:
+def _batches(letters: Iterable[Letter]) -> Batches:
+    for some in groups(letters, lambda letter: len(letter.data), _BATCH_BYTES):
         yield _batch(some)
 
 
@@ -411,64 +479,44 @@ def _batch(some: Sequence[Letter]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(arrays, schema=_SCHEMA)
 
 
-# Functions of tasks. Spark pickles these objects.
+# Functions of tasks
 
 
-class _Failed(NamedTuple):
-    """Failure of a work, as one sentence. Spark would make a page of text of it."""
+def _run_works(batches: Batches, *, function: Callable[[Any], Any]) -> Batches:
+    """Run a function on each work. An expected failure is a result: Spark would make a page of text of it."""
 
-    sentence: str
-    is_away: bool
-    """True if a server could not be reached."""
-
-
-class _Task:
-    """Runs a function on each work, and returns its expected failures as results."""
-
-    def __init__(self, function: Callable[[Any], Any]) -> None:
-        self._function = function
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return _batches(map(self._result, _letters(batches)))
-
-    def _result(self, letter: Letter) -> Letter:
+    def result(letter: Letter) -> Letter:
         try:
-            found = self._function(pickle.loads(letter.data))
-        except (HeadraceError, OSError) as error:
-            found = _Failed(str(error), isinstance(error, ServerError) and error.is_away)
+            with _expected_failures():
+                found = function(pickle.loads(letter.data))
+        except JobError as error:
+            found = error
         return letter._replace(data=pickle.dumps(found))
 
-
-class _First:
-    """Runs the function of an exchange that makes letters of each work."""
-
-    def __init__(self, function: Callable[[Any], Letters]) -> None:
-        self._function = function
-
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with _sentence():
-            for letter in _letters(batches):
-                yield from _batches(self._function(pickle.loads(letter.data)))
+    return _batches(map(result, _letters(batches)))
 
 
-class _Next:
-    """Runs the function of a step on the letters of a partition."""
+def _send(batches: Batches, *, function: Callable[[Any], Letters]) -> Batches:
+    """Send the letters that a function makes of each work."""
+    with _expected_failures():
+        for letter in _letters(batches):
+            yield from _batches(function(pickle.loads(letter.data)))
 
-    def __init__(self, function: Callable[[int, Letters], Letters]) -> None:
-        self._function = function
 
-    def __call__(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        letters = _letters(batches)
-        first = next(letters, None)
-        if first is not None:
-            with _sentence():
-                yield from _batches(self._function(first.to, chain([first], letters)))
+def _send_on(batches: Batches, *, function: Callable[[int, Letters], Letters]) -> Batches:
+    """Send the letters that the function of a step makes of the letters of a partition."""
+    letters = _letters(batches)
+    first = next(letters, None)
+    if first is not None:
+        with _expected_failures():
+            yield from _batches(function(first.to, chain([first], letters)))
 
 
 @contextlib.contextmanager
-def _sentence() -> Iterator[None]:
-    """Name errors of the operating system by a class whose text `SparkRunner.sentences` knows."""
+def _expected_failures() -> Iterator[None]:
+    """Raise expected failures of a task as `JobError`, by whose name the driver finds their sentence."""
     try:
         yield
-    except OSError as error:
-        raise TaskError(str(error)) from error
+    except (HeadraceError, OSError) as error:
+        is_away = isinstance(error, ServerError) and error.is_away
+        raise (ServerAwayError if is_away else JobError)(str(error)) from error

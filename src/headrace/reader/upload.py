@@ -126,11 +126,9 @@ _check_once = lru_cache(maxsize=10_000)(check_written_topic)
 
 def _prefixes(lengths: npt.NDArray[np.int32]) -> pa.Array:
     """Return the size field of each record: the four bytes before its payload."""
-    packed = pa.py_buffer(lengths.astype(">u4").tobytes())
-    offsets = np.arange(0, (len(lengths) + 1) * 4, 4, dtype=np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(lengths), [None, pa.py_buffer(offsets), packed]
-    )
+    sizes = pa.py_buffer(lengths.astype(">u4"))
+    array = pa.FixedSizeBinaryArray.from_buffers(pa.binary(4), len(lengths), [None, sizes])
+    return array.cast(pa.binary())
 
 
 # Uploads
@@ -140,11 +138,6 @@ STAGED_BYTES = 16 << 20
 
 COMMIT_RETRY_S = 120.0
 """Time for which a commit is retried. A server that restarts continues the commit by itself."""
-
-
-class UploadDecision(NamedTuple):
-    duplicate: bool
-    """True if another attempt had already written the batch."""
 
 
 def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
@@ -165,8 +158,11 @@ def upload(place: LogLocation, blocks: Iterable[EncodedBlock]) -> list[str]:
     return ids
 
 
-def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -> UploadDecision:
-    """Make the server append staged files, in order and once for this batch number. Runs in the driver."""
+def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -> bool:
+    """Make the server append staged files, in order and once for this batch number. Runs in the driver.
+
+    Return True if another attempt had already written the batch.
+    """
     body = {"producer": producer, "number": number, "staged": list(ids)}
     with closing(HttpClient(place, retry_s=COMMIT_RETRY_S)) as client:
         asked_again = False
@@ -177,7 +173,7 @@ def decide(place: LogLocation, producer: str, number: int, ids: Sequence[str]) -
             f"batch {number} of producer {producer!r} is written, but {answer['damaged']} parts of it "
             "were damaged on the server's disk and are lost: the server's log names them"
         )
-    return UploadDecision(answer["duplicate"] and not asked_again)
+    return bool(answer["duplicate"]) and not asked_again
 
 
 def _bodies(blocks: Iterable[EncodedBlock]) -> Iterator[bytes]:

@@ -1,13 +1,13 @@
 """Columns of the source: those of every record, and those that an envelope has inside of payloads.
 
-An envelope is a kind of payloads, for the options `decode` and `encode`. A protocol whose records have an
-envelope registers it here, under its name. Source and sink find envelopes only here. `PartReader` reads a
-part of the log into these columns, for batch and streaming reads.
+An envelope is a kind of payloads, for the options `decode` and `encode`. Source and sink find envelopes by
+name, with `envelope_of`. `PartReader` reads a part of the log into these columns, for batch and streaming
+reads.
 """
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from typing import Any, NamedTuple, Protocol
+from typing import Protocol
 
 import pyarrow as pa
 from pyspark.sql.datasource import InputPartition
@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import OptionError
-from headrace.reader.decode import BATCH_RECORDS_MAX, DecodedRecords, decode, to_batch
-from headrace.reader.planning import SourceOptions, despite_loss
+from headrace.reader.decode import DecodedRecords, decode, to_batch
+from headrace.reader.planning import SourceOptions, despite_loss, groups
 from headrace.reader.view import LogRange, open_log
 
 SCHEMA = StructType(
@@ -68,6 +68,10 @@ _IN_PAYLOADS = (
 )
 
 
+Known = Mapping[str, tuple[DataType, ...]]
+"""Columns with the types that they may have."""
+
+
 def check_type(name: str, kind: DataType) -> None:
     """Raise `OptionError` if payloads cannot hold a column of this type."""
     if isinstance(kind, ArrayType):
@@ -97,17 +101,11 @@ def default_schema(decode: str) -> StructType:
     return StructType([*places, *(StructField(name, kinds[0]) for name, kinds in own.items())])
 
 
-class Columns(NamedTuple):
-    """The columns that a read has to build."""
+def columns_of(schema: StructType, *, decode: str) -> list[StructField]:
+    """Check a schema, and return its columns that are decoded from payloads.
 
-    names: tuple[str, ...]
-    """All columns, in the order of the schema."""
-    decoded: tuple[StructField, ...]
-    """Columns that are decoded from payloads."""
-
-
-def columns_of(schema: StructType, *, decode: str) -> Columns:
-    """Return the columns of a schema. Without `decode`, it may only name columns of the source."""
+    Without `decode`, the schema may only name columns of the source.
+    """
     if not schema.fields:
         raise OptionError("the schema has no columns")
     names = [field.name.lower() for field in schema.fields]
@@ -116,8 +114,8 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
             raise OptionError(f"the schema has the column {name!r} twice")
     own = envelope_of(decode).own if decode else {}
     # An envelope's own column takes precedence over a column of the source with the same name.
-    places = {name: kind for name, kind in TYPES.items() if name not in own}
-    decoded = tuple(field for field in schema.fields if field.name not in places)
+    known: Known = {**{name: (kind,) for name, kind in TYPES.items()}, **own}
+    decoded = [field for field in schema.fields if field.name in own or field.name not in known]
     if decoded and not decode:
         raise OptionError(
             f"the schema has a column {decoded[0].name!r} that the source does not: it has "
@@ -128,30 +126,26 @@ def columns_of(schema: StructType, *, decode: str) -> Columns:
             f"decode = {decode} needs a schema that names columns of the payloads: give it with "
             ".schema(…)"
         )
+    check_known({field.name: field.dataType for field in schema.fields}, known)
     for field in decoded:
-        lower = field.name.lower()
-        if lower in places or (lower in own and lower != field.name):
-            raise OptionError(f"write the column {field.name!r} as {lower!r}")
         check_type(field.name, field.dataType)
-        kinds = own.get(field.name)
-        if kinds is not None and field.dataType not in kinds:
-            raise OptionError(
-                f"the column {field.name!r} is {' or '.join(kind.simpleString() for kind in kinds)}, "
-                f"the schema says {field.dataType.simpleString()}"
-            )
         if not field.nullable:
             raise OptionError(
                 f"the column {field.name!r} comes out of payloads, where it may be missing: it cannot be "
                 "not null"
             )
-    for field in schema.fields:
-        expected = places.get(field.name)
-        if expected is not None and field.dataType != expected:
-            raise OptionError(
-                f"the column {field.name!r} is {expected.simpleString()}, "
-                f"the schema says {field.dataType.simpleString()}"
-            )
-    return Columns(tuple(schema.fieldNames()), decoded)
+    return decoded
+
+
+def check_known(fields: Mapping[str, DataType], known: Known) -> None:
+    """Raise OptionError if a column has the name of a known one, but not its type."""
+    for name, kind in fields.items():
+        kinds = known.get(name)
+        if kinds is None and name.lower() in known:
+            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
+        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
+            wanted = " or ".join(one.simpleString() for one in kinds)
+            raise OptionError(f"the column {name!r} must be {wanted}, not {kind.simpleString()}")
 
 
 # Envelopes
@@ -185,7 +179,7 @@ class PayloadColumns(Protocol):
     prefix: str
     """Name space that rows of this envelope are written to; empty for ordinary topics."""
 
-    own: Mapping[str, tuple[DataType, ...]]
+    own: Known
     """Columns that every such payload has, with the types they may be read as.
 
     The first type is the default, unless a schema says otherwise. Users name all other columns.
@@ -199,17 +193,6 @@ class PayloadColumns(Protocol):
 
     def encode(self, columns: pa.RecordBatch, stamps: Stamps) -> pa.BinaryArray:
         """Encode these columns as payloads."""
-
-
-def check_own(fields: Mapping[str, DataType], own: Mapping[str, tuple[DataType, ...]]) -> None:
-    """Raise OptionError if a column to be written has the name of an envelope's own one, but not its type."""
-    for name, kind in fields.items():
-        kinds = own.get(name)
-        if kinds is None and name.lower() in own:
-            raise OptionError(f"write the column {name!r} as {name.lower()!r}")
-        if kinds is not None and not isinstance(kind, tuple(map(type, kinds))):
-            wanted = " or ".join(one.simpleString() for one in kinds)
-            raise OptionError(f"the column {name} must be {wanted}, not {kind.simpleString()}")
 
 
 def members_beside(fields: Iterable[str], own: Collection[str], content: str) -> tuple[str, ...]:
@@ -230,24 +213,26 @@ def members_beside(fields: Iterable[str], own: Collection[str], content: str) ->
     return names
 
 
-_envelopes: dict[str, PayloadColumns] = {}
-
-
-def register_envelope(name: str, envelope: PayloadColumns) -> None:
-    _envelopes[name] = envelope
-
-
 def envelope_of(name: str) -> PayloadColumns:
-    # Imported here, because the envelopes import the registry; importing one registers it.
-    from headrace.spark.envelopes import channel, json, logux  # noqa: F401
+    # Imported here, because the envelopes import this module.
+    from headrace.spark.envelopes.channel import ChannelEnvelope
+    from headrace.spark.envelopes.json import JSON
+    from headrace.spark.envelopes.logux import LoguxEnvelope
 
-    if name not in _envelopes:
-        raise OptionError(f"decode and encode know {', '.join(sorted(_envelopes))}, not {name!r}")
-    return _envelopes[name]
+    known: dict[str, PayloadColumns] = {
+        "channel": ChannelEnvelope(),
+        "json": JSON,
+        "logux": LoguxEnvelope(),
+    }
+    if name not in known:
+        raise OptionError(f"decode and encode know {', '.join(known)}, not {name!r}")
+    return known[name]
 
+
+# Reads
 
 _GATHERED_ROWS = 8192
-"""Batches with fewer rows are joined, so that many small topics do not make many small batches."""
+"""Batches are joined up to this number of rows, so that many small topics do not make many small batches."""
 
 
 class ReadPartition(InputPartition):
@@ -263,55 +248,30 @@ class PartReader:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self.options = options
-        self.schema = schema
-        self.columns = columns_of(schema, decode=options.decode)
+        self._decoded = columns_of(schema, decode=options.decode)
+        self._schema = to_arrow_schema(schema, timezone="UTC")
 
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(part, ReadPartition):
             return  # Spark passes another kind if the list of partitions is empty
-        build = _Builder(self.options, self.schema, self.columns)
+        batches = map(self._batch, self._records(part.ranges))
+        for some in groups(batches, lambda batch: batch.num_rows, _GATHERED_ROWS):
+            yield from pa.Table.from_batches(some).combine_chunks().to_batches()
+
+    def _records(self, ranges: list[LogRange]) -> Iterator[DecodedRecords]:
         with closing(open_log(self.options.place)) as log:
 
             def read(wanted: LogRange) -> Iterator[DecodedRecords]:
                 return decode(wanted, log.read(wanted), verify=self.options.verify)
 
-            log.expect(part.ranges)
-            for one in part.ranges:
-                for records in despite_loss(one, self.options, read):
-                    yield from build.add(records)
-        yield from build.rest()
-
-
-class _Builder:
-    """Builder of batches that joins small ones."""
-
-    def __init__(self, options: SourceOptions, schema: StructType, columns: Columns) -> None:
-        self._schema = to_arrow_schema(schema, timezone="UTC")
-        self._columns = columns
-        self._envelope = envelope_of(options.decode) if columns.decoded else None
-        self._gathered: list[pa.RecordBatch] = []
-        self._rows = 0
-
-    def add(self, records: DecodedRecords) -> Iterator[pa.RecordBatch]:
-        batch = self._batch(records)
-        if not self._gathered and batch.num_rows >= _GATHERED_ROWS:
-            yield batch
-            return
-        self._gathered.append(batch)
-        self._rows += batch.num_rows
-        if self._rows >= BATCH_RECORDS_MAX:
-            yield from self.rest()
-
-    def rest(self) -> Iterator[pa.RecordBatch]:
-        if self._gathered:
-            table = pa.Table.from_batches(self._gathered, schema=self._schema)
-            self._gathered, self._rows = [], 0
-            yield from table.combine_chunks().to_batches(max_chunksize=BATCH_RECORDS_MAX)
+            log.expect(ranges)
+            for one in ranges:
+                yield from despite_loss(one, self.options, read)
 
     def _batch(self, records: DecodedRecords) -> pa.RecordBatch:
-        decoded: dict[str, Any] = {}
-        if self._envelope is not None:
-            fields = [self._schema.field(field.name) for field in self._columns.decoded]
-            arrays = self._envelope.decode(records.payloads(), fields)
+        decoded: dict[str, pa.Array] = {}
+        if self._decoded:
+            fields = [self._schema.field(field.name) for field in self._decoded]
+            arrays = envelope_of(self.options.decode).decode(records.payloads(), fields)
             decoded = {field.name: array for field, array in zip(fields, arrays, strict=True)}
-        return to_batch(records, self._columns.names, decoded, self._schema)
+        return to_batch(records, self._schema.names, decoded, self._schema)

@@ -71,9 +71,7 @@ _OF_SPARK = frozenset({"checkpointlocation", "queryname"})
 
 def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOptions:
     given = _known(options, _SOURCE, "read")
-    names, pattern = given.get("subscribe"), given.get("subscribepattern")
-    if (names is None) == (pattern is None):
-        raise OptionError("say which topics: give one of subscribe and subscribePattern")
+    topics = _topics(given)
     if "maxrowspertrigger" in given and "maxoffsetspertrigger" in given:
         raise OptionError("maxRowsPerTrigger and maxOffsetsPerTrigger are the same: give one")
     for key in ("endingOffsets", "endingTimestamp"):
@@ -83,11 +81,6 @@ def parse_source(options: Mapping[str, str], *, streaming: bool) -> SourceOption
         if not streaming and key.lower() in given:
             raise OptionError(f"{key} is for streams: a batch read has no triggers")
     rows_key = "maxRowsPerTrigger" if "maxrowspertrigger" in given else "maxOffsetsPerTrigger"
-    topics = (
-        TopicSelection(_names(names), "")
-        if names is not None
-        else TopicSelection(None, _pattern(pattern))
-    )
     starting = _where(given, "starting", topics)
     ending = _where(given, "ending", topics)
     if not streaming and starting is not None and LATEST in _values(starting):
@@ -180,8 +173,20 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> LogLocation:
     return parse_place(url, given.get("token", ""))
 
 
-def _names(text: str | None) -> tuple[str, ...]:
-    text = (text or "").strip()
+def _topics(given: Mapping[str, str]) -> TopicSelection:
+    if ("subscribe" in given) == ("subscribepattern" in given):
+        raise OptionError("say which topics: give one of subscribe and subscribePattern")
+    if "subscribe" in given:
+        return TopicSelection(_names(given["subscribe"].strip()))
+    pattern = given["subscribepattern"]
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
+    return TopicSelection(pattern=pattern)
+
+
+def _names(text: str) -> tuple[str, ...]:
     if text.startswith("["):
         try:
             names = json.loads(text)
@@ -205,14 +210,6 @@ def _checked(check: Callable[[str], object], name: str, key: str) -> None:
         check(name)
     except (BadTopicNameError, BadMessageError) as error:
         raise OptionError(f"{key} makes no sense: {error}") from None
-
-
-def _pattern(text: str | None) -> str:
-    try:
-        re.compile(text or "")
-    except re.error as error:
-        raise OptionError(f"subscribePattern is not a regular expression: {error}") from None
-    return text or ""
 
 
 def _where(given: Mapping[str, str], side: str, topics: TopicSelection) -> Where | None:

@@ -208,17 +208,17 @@ def track(spark: "SparkSession", url: str, token: str = "") -> StreamingQueryLis
     """
     listener = _Tracker(url, token)
     spark.streams.addListener(listener)
-    atexit.register(_wait_for_listeners)
+    atexit.register(_wait_for_listeners, spark)
     return listener
 
 
-def _wait_for_listeners() -> None:
+def _wait_for_listeners(spark: "SparkSession") -> None:
     """Wait for the events of the last batch, because a script may end together with its query."""
     from headrace.spark.session import java_context
 
     # A stopped session has delivered its events, and a client of Spark Connect has no listener bus.
     with contextlib.suppress(Exception):
-        java_context().listenerBus().waitUntilEmpty(_LAST_WORDS_MS)
+        java_context(spark).listenerBus().waitUntilEmpty(_LAST_WORDS_MS)
 
 
 class _Tracker(StreamingQueryListener):

@@ -64,6 +64,9 @@ _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
 JAVA_LEAST = 17
 
+_CONNECT_S = 10.0
+"""Time in which a Spark Connect server must accept a connection."""
+
 _JAVA_VERSION_S = 10.0
 """Timeout of `java -version`."""
 
@@ -90,18 +93,24 @@ def session(
     `SETTINGS`. A running session keeps its own settings, apart from those in `settings`.
     """
     given = settings or {}
-    spark = active_session()
-    if spark is not None:
+    running = active_session()
+    if running is not None:
         # Other code may rely on the running session's own settings.
         for key, value in given.items():
-            spark.conf.set(key, value)
-    elif (address := os.environ.get("SPARK_REMOTE", master)).startswith(_CONNECT):
+            running.conf.set(key, value)
+        register(running)
+        return running
+    if (address := os.environ.get("SPARK_REMOTE", master)).startswith(_CONNECT):
         spark = _connected(name, address, given)
     elif _SUBMITTED in os.environ:
         spark = _started(name, "", given)  # its JVM runs already, with its own settings
     else:
         spark = _started_here(name, master, given, quiet=quiet)
-    register(spark)
+    try:
+        register(spark)
+    except BaseException:
+        spark.stop()
+        raise
     return spark
 
 
@@ -132,10 +141,16 @@ def _started_here(
 
 
 def active_session() -> "SparkSession | None":
-    """Return the running Spark session, if there is one."""
+    """Return the running Spark session, if there is one, whichever thread has started it."""
+    from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
-    return SparkSession.getActiveSession()
+    try:
+        found = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    # A session whose context was stopped is still the default one.
+    return found if is_remote(found) or found._sc._jsc is not None else None
 
 
 def is_remote(spark: "SparkSession") -> bool:
@@ -143,11 +158,9 @@ def is_remote(spark: "SparkSession") -> bool:
     return not hasattr(spark, "_jsparkSession")
 
 
-def java_context() -> Any:
-    """Return the JVM's context of all sessions in this process; raise if there is none."""
-    from pyspark import SparkContext
-
-    context: Any = SparkContext._active_spark_context
+def java_context(spark: "SparkSession") -> Any:
+    """Return the JVM's context of a session; raise if it was stopped, and over Spark Connect."""
+    context: Any = spark._sc
     return context._jsc.sc()
 
 
@@ -161,35 +174,31 @@ def java_process(spark: "SparkSession") -> int | None:
 
 def _connected(name: str, address: str, settings: Mapping[str, str]) -> "SparkSession":
     """Connect to a Spark Connect server; raise `SparkStartError` if that is not possible."""
-    import pyspark
     from pyspark.errors import PySparkException
     from pyspark.sql import SparkSession
 
     try:
-        builder = SparkSession.builder.appName(name).remote(address)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        spark = builder.getOrCreate()
-        version = spark.version
+        import grpc  # type: ignore[import-untyped]
+        from pyspark.sql.connect.client import DefaultChannelBuilder
     except ImportError as error:
         raise SparkStartError(
             f"Spark Connect needs: pip install 'headrace[connect]' ({plain_reason(error)})"
         ) from error
-    except (PySparkException, ValueError, OSError) as error:
-        raise SparkStartError(
-            f"no Spark Connect server answers at {address}: {plain_reason(error)}"
-        ) from error
-    theirs, ours = (one.split(".")[:2] for one in (version, pyspark.__version__))
-    if theirs != ours:
-        spark.stop()
-        raise SparkStartError(
-            f"the server at {address} is Spark {version}, and this is Spark {pyspark.__version__}: install "
-            f"pyspark~={'.'.join(theirs)}.0 here, or use another server"
-        )
-    return spark
+    try:
+        # Spark itself would try for ten minutes to reach a server that is not there.
+        with DefaultChannelBuilder(address).toChannel() as channel:
+            grpc.channel_ready_future(channel).result(_CONNECT_S)
+        builder = SparkSession.builder.appName(name).remote(address)
+        spark = builder.config(map=dict(settings)).getOrCreate()
+        _ = spark.version  # the first request
+        return spark
+    except (grpc.FutureTimeoutError, PySparkException, ValueError, OSError) as error:
+        reason = plain_reason(error) if str(error) else f"tried for {_CONNECT_S:g} s"
+        where = address.partition("/;")[0]  # a token may follow
+        raise SparkStartError(f"no Spark Connect server answers at {where}: {reason}") from error
 
 
-def plain_reason(error: BaseException) -> str:
+def plain_reason(error: object) -> str:
     """Return the first line of an error."""
     return str(error).strip().partition("\n")[0] or type(error).__name__
 
@@ -220,15 +229,12 @@ def _started(name: str, master: str, settings: Mapping[str, str]) -> "SparkSessi
     from pyspark.sql import SparkSession
 
     try:
-        builder = SparkSession.builder.appName(name)
-        if master:
-            builder = builder.master(master)
-        for key, value in settings.items():
-            builder = builder.config(key, value)
-        return builder.getOrCreate()
+        builder = SparkSession.builder.appName(name).config(map=dict(settings))
+        return (builder.master(master) if master else builder).getOrCreate()
     except (Py4JError, PySparkException) as error:
-        said = error.java_exception.toString() if isinstance(error, Py4JJavaError) else str(error)
-        why = str(said).strip().partition("\n")[0]
+        why = plain_reason(
+            error.java_exception.toString() if isinstance(error, Py4JJavaError) else error
+        )
         if "JAVA_GATEWAY_EXITED" in why:
             why = "its Java process ended at once"
         raise SparkStartError(f"Spark does not start with the master {master!r}: {why}") from error
@@ -244,10 +250,24 @@ def _has_collector(options: str) -> bool:
 def register(spark: "SparkSession") -> None:
     """Register `format("headrace")` in a Spark session. Sessions made with its `newSession` need it too.
 
-    Raise `WorkerPythonError` if Spark's workers run a Python without Headrace.
+    Raise `SparkStartError` if the session's Spark has another version than pyspark here, and
+    `WorkerPythonError` if Spark's workers run a Python without Headrace.
     """
+    check_version(spark)
     check_workers(spark)
     register_source(spark, HeadraceSource)
+
+
+def check_version(spark: "SparkSession") -> None:
+    """Raise `SparkStartError` if the session's Spark, perhaps a server elsewhere, is not that of pyspark."""
+    import pyspark
+
+    theirs, ours = (one.split(".")[:2] for one in (spark.version, pyspark.__version__))
+    if theirs != ours:
+        raise SparkStartError(
+            f"the session is of Spark {spark.version}, and pyspark here is {pyspark.__version__}: install "
+            f"pyspark~={'.'.join(theirs)}.0 here, or use another Spark"
+        )
 
 
 def register_source(spark: "SparkSession", source: "type[DataSource]") -> None:
@@ -260,13 +280,10 @@ def register_source(spark: "SparkSession", source: "type[DataSource]") -> None:
     if is_remote(spark):  # the server of Spark Connect makes the map
         spark.dataSource.register(source)
         return
-    from pyspark import SparkContext
     from pyspark.sql.udf import _wrap_function
 
-    context = SparkContext._active_spark_context
-    assert context is not None
     jvm: Any = spark._jvm
-    function: Any = _wrap_function(context, source)
+    function: Any = _wrap_function(spark._sc, source)
     python = jvm.org.apache.spark.sql.execution.datasources.v2.python
     shared = python.UserDefinedPythonDataSource(
         function.copy(

@@ -6,7 +6,7 @@ and number. A batch that was committed before is skipped, even if the second att
 
 import logging
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,13 +22,12 @@ from pyspark.sql.types import BinaryType, StringType, StructType
 from headrace.errors import OptionError, SinkError
 from headrace.printing import quoted
 from headrace.reader.upload import (
-    EncodedBlock,
     check_written_topic,
     decide,
     encode_batch,
     upload,
 )
-from headrace.spark.columns import POSITIONS, Stamps, check_type, envelope_of
+from headrace.spark.columns import POSITIONS, Known, Stamps, check_known, check_type, envelope_of
 from headrace.spark.options import SinkOptions
 
 logger = logging.getLogger(__name__)
@@ -44,32 +43,34 @@ class TaskUpload(WriterCommitMessage):
 
 
 class _Writer:
+    """Common part of batch and streaming writes."""
+
     def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise OptionError("format headrace only appends: use mode append")
         self.options = options
-        self.written: WrittenColumns = written_columns(schema, options)
+        self._written = written_columns(schema, options)
         self._node = f"spark-{uuid.uuid4()}"
 
-    def upload(self, batches: Iterator[pa.RecordBatch]) -> list[str]:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Upload the rows as staged files. Runs in a task."""
         context = TaskContext.get()
         assert context is not None
         stamps = Stamps(self._node, context.taskAttemptId())
-        return upload(self.options.place, self._blocks(batches, stamps))
-
-    def _blocks(self, batches: Iterator[pa.RecordBatch], stamps: Stamps) -> Iterator[EncodedBlock]:
-        for batch in batches:
-            yield from encode_batch(*self.written.rows(batch, stamps), self.written.prefix)
+        blocks = (
+            block
+            for batch in iterator
+            for block in encode_batch(*self._written.rows(batch, stamps), self._written.prefix)
+        )
+        query = context.getLocalProperty("sql.streaming.queryId") or ""
+        return TaskUpload(upload(self.options.place, blocks), query)
 
     def decide(
         self, producer: str, number: int, messages: Sequence[WriterCommitMessage | None]
     ) -> None:
         """Make the server append all uploads, in the order of the tasks. Runs in the driver."""
-        ids = [
-            one for message in messages if isinstance(message, TaskUpload) for one in message.ids
-        ]
-        if decide(self.options.place, producer, number, ids).duplicate:
+        ids = [one for message in _uploads(messages) for one in message.ids]
+        if decide(self.options.place, producer, number, ids):
             logger.warning(
                 "batch %d of producer %s was written before: its rows are skipped",
                 number,
@@ -77,45 +78,33 @@ class _Writer:
             )
 
 
-class BatchWriter(DataSourceArrowWriter):
+def _uploads(messages: Iterable[WriterCommitMessage | None]) -> list[TaskUpload]:
+    return [message for message in messages if isinstance(message, TaskUpload)]
+
+
+class BatchWriter(_Writer, DataSourceArrowWriter):
     """`df.write.format("headrace")`."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._writer = _Writer(options, schema, overwrite)
-        # Without a producer name, each write counts as a new one.
-        self._producer = options.producer or f"spark-{uuid.uuid4()}"
-        self._number = options.batch if options.batch is not None else 0
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        return TaskUpload(self._writer.upload(iterator))
-
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        self._writer.decide(self._producer, self._number, messages)
+        # Without a producer name, each write counts as a new one.
+        producer = self.options.producer or self._node
+        self.decide(producer, self.options.batch or 0, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
         """Do nothing: the server sweeps staged files that no batch claims."""
 
 
-class StreamWriter(DataSourceStreamArrowWriter):
+class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     """`df.writeStream.format("headrace")`."""
 
-    def __init__(self, options: SinkOptions, schema: StructType, overwrite: bool) -> None:
-        self._writer = _Writer(options, schema, overwrite)
-
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        context = TaskContext.get()
-        assert context is not None
-        query = context.getLocalProperty("sql.streaming.queryId")
-        if not query:
-            raise SinkError("Spark does not say which query this is: give it a name with producer")
-        return TaskUpload(self._writer.upload(iterator), query)
-
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
-        queries = {message.query for message in messages if isinstance(message, TaskUpload)}
+        queries = {message.query for message in _uploads(messages)}
         if not queries:
             return  # no tasks, no rows
-        producer = self._writer.options.producer or f"spark-query-{queries.pop()}"
-        self._writer.decide(producer, batchId, messages)
+        query, producer = queries.pop(), self.options.producer
+        if not query and not producer:
+            raise SinkError("Spark does not say which query this is: give it a name with producer")
+        self.decide(producer or f"spark-query-{query}", batchId, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:
         """Do nothing: the server sweeps staged files that no batch claims."""
@@ -123,33 +112,32 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 # Columns
 
+_ROW: Known = {"topic": (StringType(),), "payload": (BinaryType(), StringType())}
+
 
 class WrittenColumns(NamedTuple):
     """The columns of a frame that are written."""
 
-    topic: str
-    """Topic of all rows; empty if each row names its own."""
-    encode: str
-    members: tuple[str, ...]
+    options: SinkOptions
+    members: tuple[str, ...] = ()
     """Columns that are encoded in the envelope."""
-    processor: str = ""
-    """Sender of all rows; empty if each row names its own, or if the envelope has no sender."""
 
     @property
     def prefix(self) -> str:
         """Name space of all topics that are written to; empty for ordinary topics."""
-        return envelope_of(self.encode).prefix if self.encode else ""
+        return envelope_of(self.options.encode).prefix if self.options.encode else ""
 
     def rows(self, batch: pa.RecordBatch, stamps: Stamps) -> tuple[pa.Array | str, pa.Array]:
         """Return the topics and payloads of a batch."""
-        if self.encode:
-            if self.processor:
-                names = pa.repeat(pa.scalar(self.processor), batch.num_rows)
+        topic, encode, processor = self.options.topic, self.options.encode, self.options.processor
+        if encode:
+            if processor:
+                names = pa.repeat(pa.scalar(processor), batch.num_rows)
                 batch = batch.append_column("processor", names)
-            payloads = envelope_of(self.encode).encode(batch.select(list(self.members)), stamps)
+            payloads = envelope_of(encode).encode(batch.select(list(self.members)), stamps)
         else:
             payloads = batch.column("payload").cast(pa.binary())
-        return self.topic or batch.column("topic").cast(pa.string()), payloads
+        return topic or batch.column("topic").cast(pa.string()), payloads
 
 
 def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
@@ -161,10 +149,13 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
         )
     if "topic" not in fields and not options.topic:
         raise OptionError("say where to write: give the option topic, or a column topic")
-    if "topic" in fields and not isinstance(fields["topic"], StringType):
-        raise OptionError(f"the column topic must be string, not {fields['topic'].simpleString()}")
+    if "topic" in fields:
+        check_known({"topic": fields["topic"]}, _ROW)
     if options.topic:
-        _check_option(options)
+        try:
+            check_written_topic(options.topic, WrittenColumns(options).prefix)
+        except SinkError as error:
+            raise OptionError(f"topic makes no sense: {error}") from None
     if options.encode:
         envelope = envelope_of(options.encode)
         others = {name: kind for name, kind in fields.items() if name != "topic"}
@@ -179,28 +170,16 @@ def written_columns(schema: StructType, options: SinkOptions) -> WrittenColumns:
             )
         if options.processor:
             others["processor"] = StringType()
-        members = envelope.members(others)
-        return WrittenColumns(options.topic, options.encode, members, options.processor)
+        return WrittenColumns(options, envelope.members(others))
     if "payload" not in fields:
         raise OptionError(
             "there is no column payload to write; with encode = json all columns become one"
         )
-    if not isinstance(fields["payload"], BinaryType | StringType):
-        raise OptionError(
-            f"the column payload must be binary or string, not {fields['payload'].simpleString()}"
-        )
+    check_known({"payload": fields["payload"]}, _ROW)
     unwritten = [name for name in fields if name not in POSITIONS | {"topic", "payload"}]
     if unwritten:
         raise OptionError(
             f"the column {unwritten[0]!r} would not be written: select topic and payload, or give "
             "encode = json to make payloads of all columns"
         )
-    return WrittenColumns(options.topic, "", ())
-
-
-def _check_option(options: SinkOptions) -> None:
-    prefix = envelope_of(options.encode).prefix if options.encode else ""
-    try:
-        check_written_topic(options.topic, prefix)
-    except SinkError as error:
-        raise OptionError(f"topic makes no sense: {error}") from None
+    return WrittenColumns(options)

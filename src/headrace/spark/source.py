@@ -94,6 +94,7 @@ class NarrowingReader(BatchReader):
 # Filters
 
 _NUMBERS = ("offset", "ordinal", "timestamp")
+_1970 = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 
 
 @dataclass
@@ -146,33 +147,22 @@ def _narrow_topic(found: Narrowing, one: Filter) -> None:
 
 
 def _narrow_number(found: Narrowing, column: str, one: Filter) -> None:
-    if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual):
-        value = one.value
-        # Times have a resolution of one millisecond. A bound between two milliseconds is rounded up to the
-        # later one.
-        number, exact = _milliseconds(value) if column == "timestamp" else (value, True)
-        if not isinstance(number, int) or isinstance(number, bool) or number is None:
-            return
-        if isinstance(one, EqualTo | GreaterThanOrEqual):
-            least = number if exact else number + 1
-            found.least[column] = max(least, found.least.get(column, least))
-        elif isinstance(one, GreaterThan):
-            found.least[column] = max(number + 1, found.least.get(column, number + 1))
-        if isinstance(one, EqualTo | LessThanOrEqual):
-            found.below[column] = min(number + 1, found.below.get(column, number + 1))
-        elif isinstance(one, LessThan):
-            below = number if exact else number + 1
-            found.below[column] = min(below, found.below.get(column, below))
-
-
-def _milliseconds(value: object) -> tuple[int | None, bool]:
-    if not isinstance(value, datetime.datetime):
-        return None, True
-    if value.tzinfo is None:
-        value = value.replace(tzinfo=datetime.UTC)
-    delta = value - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-    microseconds = delta // datetime.timedelta(microseconds=1)
-    return microseconds // 1000, microseconds % 1000 == 0
+    value = getattr(one, "value", None)
+    if column == "timestamp" and isinstance(value, datetime.datetime):
+        zoned = value if value.tzinfo else value.replace(tzinfo=datetime.UTC)
+        # Times have a resolution of one millisecond, and a bound may be between two.
+        floor, rest = divmod(zoned - _1970, datetime.timedelta(milliseconds=1))
+        ceiling = floor + bool(rest)
+    elif column != "timestamp" and isinstance(value, int) and not isinstance(value, bool):
+        floor = ceiling = value
+    else:
+        return
+    if isinstance(one, EqualTo | GreaterThan | GreaterThanOrEqual):
+        least = floor + 1 if isinstance(one, GreaterThan) else ceiling
+        found.least[column] = max(least, found.least.get(column, least))
+    if isinstance(one, EqualTo | LessThan | LessThanOrEqual):
+        below = ceiling if isinstance(one, LessThan) else floor + 1
+        found.below[column] = min(below, found.below.get(column, below))
 
 
 def _at(log: LogView, state: TopicState, column: str, value: int) -> Position:

@@ -13,7 +13,7 @@ from headrace.lake import manifests
 from headrace.pipeline.report.data import ReportData
 from headrace.testing import ServerProcess
 from tests.pipeline.objects.stored import StoredLake
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.pipeline.test_read_through import CONFIG, WAIT_S, command, forgets
 from tests.system.support import get_json
 from tests.tools import usually

@@ -13,7 +13,7 @@ from tests.pipeline.export.exporter import exporters
 from tests.pipeline.export.test_job import POINTS
 from tests.pipeline.meddling import Meddling
 from tests.pipeline.objects.stored import StoredLake
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.tools import TORTURE, takes_long
 
 

@@ -9,11 +9,11 @@ import logging
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import datetime
 from functools import partial
 from types import FrameType
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -39,7 +39,14 @@ from headrace.printing import counted, quoted, size
 
 def _run(name: str, keywords: dict[str, Any], *, has_progress: bool = True) -> Any:
     """Return the summary of a job, after showing its progress; raise CommandError if a package is missing."""
-    run = _function(name)
+    try:
+        run = getattr(importlib.import_module("headrace.pipeline"), name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("headrace"):
+            raise
+        raise CommandError(
+            f"this needs: pip install 'headrace[pipeline]' ({error.name} is missing)"
+        ) from None
     with _told_on_standard_error(), ProgressBar() as bar:
         progress = {"progress": bar.advance_to} if has_progress else {}
         try:
@@ -77,44 +84,30 @@ def _told_on_standard_error() -> Iterator[None]:
         jobs.propagate = True
 
 
-def _function(name: str) -> Callable[..., Any]:
-    try:
-        found: Callable[..., Any] = getattr(importlib.import_module("headrace.pipeline"), name)
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("headrace"):
-            raise
-        raise CommandError(
-            f"this needs: pip install 'headrace[pipeline]' ({error.name} is missing)"
-        ) from None
-    return found
-
-
 def _print(given: Given, summary: Any, words: Callable[[Any], str]) -> None:
     typer.echo(json.dumps(summary._asdict()) if given.as_json else words(summary))
 
 
-class _Ending:
-    """End a continuous job on Ctrl-C or SIGTERM, after its current work; a second signal ends it at once."""
+@contextmanager
+def _ending() -> Iterator[Callable[[], bool]]:
+    """Yield a function that tells whether Ctrl-C or SIGTERM has asked a job to end after its current work.
 
-    def __init__(self, *, goes_on: bool) -> None:
-        self._signals = (signal.SIGINT, signal.SIGTERM) if goes_on else ()
-        self._asked = False
+    A second signal ends the job at once.
+    """
+    asked = False
 
-    def asked(self) -> bool:
-        return self._asked
-
-    def __enter__(self) -> Self:
-        self._before = {number: signal.signal(number, self._ask) for number in self._signals}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
+    def ask(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
-        self._asked = True
+        asked = True
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 app = App()
@@ -154,8 +147,8 @@ def _export(given: Given) -> None:
     headrace pipeline export --config headrace.toml --master spark://host:7077
     """
     keywords = given.keywords(ExportOptions) | given.server(given.values["data_dir"])
-    with _Ending(goes_on=not keywords["once"]) as ending:
-        summary = _run("export", keywords | {"stop": ending.asked})
+    with nullcontext(lambda: False) if keywords["once"] else _ending() as stop:
+        summary = _run("export", keywords | {"stop": stop})
     _print(given, summary, _export_words)
 
 
@@ -203,9 +196,8 @@ def _aggregate(given: Given) -> None:
     server = given.server(None if values["publish"] else values["data_dir"])
     if values["stream"]:
         keywords = given.keywords(AggregateStreamOptions) | server
-        with _Ending(goes_on=True) as ending:
-            keywords["stop"] = ending.asked
-            summary = _run("aggregate_stream", keywords, has_progress=False)
+        with _ending() as stop:
+            summary = _run("aggregate_stream", keywords | {"stop": stop}, has_progress=False)
     else:
         summary = _run("aggregate", given.keywords(AggregateOptions) | server)
     _print(given, summary, partial(_aggregate_words, publish=values["publish"]))

@@ -29,7 +29,7 @@ from headrace.payload.channel import (
     check_json,
     encode_row,
 )
-from headrace.spark.columns import Stamps, check_own, members_beside, register_envelope
+from headrace.spark.columns import Stamps, check_known, members_beside
 from headrace.spark.envelopes.json import JSON, decode_content, given
 
 _OF_ENVELOPE = ("processor", "number", "is_json")
@@ -63,7 +63,7 @@ class ChannelEnvelope:
         )
 
     def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
-        check_own(fields, _WRITTEN)
+        check_known(fields, _WRITTEN)
         if "processor" not in fields:
             raise OptionError(
                 "encode = channel needs to know who sends: give the option processor, or a column processor"
@@ -152,6 +152,3 @@ def _checked(content: Content) -> Content:
             shown = content.data[:80].decode(errors="replace")
             raise SinkError(f"a row cannot be written: {error}: {shown}") from None
     return content
-
-
-register_envelope("channel", ChannelEnvelope())

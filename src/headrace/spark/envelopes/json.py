@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql.types import DataType
 
 from headrace.errors import SinkError
-from headrace.spark.columns import Stamps, register_envelope
+from headrace.spark.columns import Stamps
 
 _decode = msgspec.json.Decoder().decode
 _decode_exactly = msgspec.json.Decoder(float_hook=decimal.Decimal).decode
@@ -192,4 +192,3 @@ def _moment(value: Any, is_number: bool, *, aware: bool) -> datetime.datetime | 
 
 
 JSON = JsonEnvelope()
-register_envelope("json", JSON)

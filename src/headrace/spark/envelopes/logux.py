@@ -37,7 +37,7 @@ from headrace.payload.logux import (
     key_of,
     plain,
 )
-from headrace.spark.columns import Stamps, check_own, members_beside, register_envelope
+from headrace.spark.columns import Stamps, check_known, members_beside
 from headrace.spark.envelopes.json import JSON, decode_content, given
 
 _OF_ENVELOPE = ("created", "id", "time", "origin")
@@ -73,7 +73,7 @@ class LoguxEnvelope:
         return decode_content(events, fields, self.own, own)
 
     def members(self, fields: Mapping[str, DataType]) -> tuple[str, ...]:
-        check_own(fields, self.own)
+        check_known(fields, self.own)
         if "event" not in fields and "type" not in fields:
             raise OptionError(
                 "encode = logux needs a column event with the event as JSON, or a column type and one for "
@@ -252,6 +252,3 @@ def _is_same(envelope: Envelope, id_: str) -> bool:
 
 def _shown(event: bytes) -> str:
     return event[:80].decode(errors="replace")
-
-
-register_envelope("logux", LoguxEnvelope())

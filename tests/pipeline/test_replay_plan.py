@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.lake.format import RecordRange
-from headrace.pipeline.replay import plan as replay_plan
-from headrace.pipeline.replay.plan import (
+from headrace.pipeline.replay import (
     CUT_BYTES,
     Course,
+    TopicFile,
     Wanted,
     course,
     cuts,
@@ -87,23 +87,31 @@ def test_it_goes_on_behind_the_last_that_was_decided(length, cut_bytes, data):
     assert len(asked) <= 41
 
 
+def files(
+    some: list[RecordRange], since: int | None = None, until: int | None = None
+) -> list[TopicFile]:
+    """Return two files with these ranges; the first offsets at or after the times are in the second."""
+    return [TopicFile("1", some[:1], None, None), TopicFile("2", some[1:], since, until)]
+
+
 def test_a_course_is_a_range_of_offsets_or_times():
-    found = ranges(100, 200, start=50)
-    assert course(WANTED, found, None, None, None) == Course(50, 200, CUT_BYTES)
+    some_ranges = ranges(100, 200, start=50)
+    found = files(some_ranges)
+    assert course(WANTED, found, None) == Course(50, 200, CUT_BYTES)
     some = WANTED._replace(from_offset=60, to_offset=120)
-    assert course(some, found, None, None, None) == Course(60, 120, CUT_BYTES)
+    assert course(some, found, None) == Course(60, 120, CUT_BYTES)
     times = WANTED._replace(since_ms=1, until_ms=2)
-    assert course(times, found, 70, 90, None) == Course(70, 90, CUT_BYTES)
+    assert course(times, files(some_ranges, since=70, until=90), None) == Course(70, 90, CUT_BYTES)
     # No record is as late as the end time.
-    assert course(times, found, 70, None, None) == Course(70, 200, CUT_BYTES)
-    assert course(times, found, None, None, None) == Course(200, 200, CUT_BYTES)
+    assert course(times, files(some_ranges, since=70), None) == Course(70, 200, CUT_BYTES)
+    assert course(times, found, None) == Course(200, 200, CUT_BYTES)
 
 
 def test_a_rate_makes_cuts_of_about_a_second():
-    found = ranges(100, 200)
-    assert course(WANTED, found, None, None, 3.0).cut_bytes == 30
-    assert course(WANTED, found, None, None, 0.001).cut_bytes == 1
-    assert course(WANTED, found, None, None, 1e12).cut_bytes == CUT_BYTES
+    found = files(ranges(100, 200))
+    assert course(WANTED, found, 3.0).cut_bytes == 30
+    assert course(WANTED, found, 0.001).cut_bytes == 1
+    assert course(WANTED, found, 1e12).cut_bytes == CUT_BYTES
 
 
 @pytest.mark.parametrize("given", [{"from_offset": 0}, {"to_offset": 201}])
@@ -111,7 +119,7 @@ def test_what_the_lake_does_not_have_is_refused(given):
     with pytest.raises(
         JobError, match="has topic 'orders' from offset 50 to 200, which is not all"
     ):
-        course(WANTED._replace(**given), ranges(200, start=50), None, None, None)
+        course(WANTED._replace(**given), files(ranges(200, start=50)), None)
 
 
 def test_a_replay_is_known_by_all_that_it_does():
@@ -129,4 +137,4 @@ def test_a_replay_is_known_by_all_that_it_does():
     assert len(set(others)) == len(others)
     assert len({WANTED.key, *(WANTED._replace(**{name: "5"}).key for name in WANTED._fields)}) == 8
     assert all(len(one) < 64 for one in others)
-    assert replay_plan.CUT_BYTES == 64 << 20
+    assert CUT_BYTES == 64 << 20

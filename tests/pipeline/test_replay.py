@@ -12,15 +12,17 @@ import pytest
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import LakeError
 from headrace.pipeline.compact import compact
-from headrace.pipeline.replay.job import replay
+from headrace.pipeline.replay import replay
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.reader.http_client import HttpClient, ServerError
 from tests.lake.rows import NOON_MS
 from tests.pipeline.made import MadeLake
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
-from tests.pipeline.replay.replayed import payloads_of
+from tests.pipeline.replayed import payloads_of
 from tests.spark.lives import REPOSITORY, environment
 from tests.tools import TORTURE, takes_long
+
+module = sys.modules["headrace.pipeline.replay"]  # the package has a function of this name
 
 _numbers = count()
 
@@ -46,8 +48,8 @@ def target():
 @pytest.fixture
 def small_cuts(monkeypatch):
     """Use small cuts, so that a few records make many batches."""
-    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "CUT_BYTES", 200)
-    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.job"], "_CUTS_AT_ONCE", 2)
+    monkeypatch.setattr(module, "CUT_BYTES", 200)
+    monkeypatch.setattr(module, "_CUTS_AT_ONCE", 2)
 
 
 def run(server, lake, target, topic="a", **given):
@@ -149,7 +151,7 @@ def test_a_server_that_was_killed_is_replayed_to_once(own_server, made, target, 
 
 
 def test_a_rate_is_kept(server, made, target, monkeypatch):
-    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "_CUT_S", 0.05)
+    monkeypatch.setattr(module, "_CUT_S", 0.05)
     begun_s = time.monotonic()
     done = run(server, made, target, rate=50)
     passed_s = time.monotonic() - begun_s
@@ -160,7 +162,7 @@ def test_a_rate_is_kept(server, made, target, monkeypatch):
 
 
 def test_records_larger_than_a_cut_and_empty_ones(server, tmp_path, target, monkeypatch):
-    monkeypatch.setattr(sys.modules["headrace.pipeline.replay.plan"], "CUT_BYTES", 3)
+    monkeypatch.setattr(module, "CUT_BYTES", 3)
     lake = MadeLake(tmp_path / "lake", by_topic=True)
     lake.batch("a", "it's", count=4)
     for _ in range(2):
@@ -217,10 +219,9 @@ def test_a_damaged_note_is_named(server, made, target):
 
 KILLED = """
 import sys
-from headrace.pipeline.replay import plan as replay_plan
-from headrace.pipeline.replay.job import replay
+from headrace.pipeline.replay import replay
 from headrace.pipeline.tasks import LocalRunner
-replay_plan.CUT_BYTES = int(sys.argv[4])
+sys.modules["headrace.pipeline.replay"].CUT_BYTES = int(sys.argv[4])
 print("ready", flush=True)
 replay(sys.argv[1], "a", sys.argv[2], url=sys.argv[3], runner=LocalRunner())
 """

@@ -1,1 +1,0 @@
-"""The job `replay`: records of a lake back into a topic."""
