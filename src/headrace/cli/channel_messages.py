@@ -62,8 +62,8 @@ def send(
     as_json: Annotated[
         bool, option("--json", "A message is a JSON value, and not just bytes.")
     ] = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
     timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Send messages to a channel as a processor.
@@ -77,7 +77,7 @@ def send(
     """
     if data is not None and file is not None:
         raise UsageError("DATA and --file exclude each other")
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    member = _Member(server.api, name, processor, timeout_s)
     was_member = member.is_member()
     number = member.join()["number"]
     sent = sent_bytes = 0
@@ -105,8 +105,8 @@ def follow(
     ] = False,
     leave: Leave = False,
     as_json: MessageJson = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
     timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Print the messages of a channel as a processor, and wait for more.
@@ -120,7 +120,7 @@ def follow(
     headrace channels follow doc/1 --as watcher
     headrace channels follow doc/1 --as watcher --json --count 10
     """
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    member = _Member(server.api, name, processor, timeout_s)
     _print(member, count, until_end=until_end, leave=leave, as_json=as_json)
 
 
@@ -130,8 +130,8 @@ def fetch(
     count: Count = None,
     leave: Leave = False,
     as_json: MessageJson = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
     timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Print the messages that wait for a processor, acknowledge them and end.
@@ -139,7 +139,7 @@ def fetch(
     \b
     headrace channels fetch doc/1 --as nightly-job
     """
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    member = _Member(server.api, name, processor, timeout_s)
     _print(member, count, until_end=True, leave=leave, as_json=as_json)
 
 
