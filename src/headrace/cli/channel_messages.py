@@ -5,7 +5,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
@@ -15,9 +15,9 @@ import typer
 from headrace.cli.channels import Name
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
-from headrace.cli.common.output import CommandError, UsageError, discard_output, note
+from headrace.cli.common.output import discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
-from headrace.cli.publish import open_file
+from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, size
 
@@ -75,16 +75,15 @@ def send(
     headrace channels send doc/1 --as script --json '{"title": "Plan"}'
     headrace channels send doc/1 --as importer --file lines.txt
     """
-    if data is not None and file is not None:
-        raise UsageError("DATA and --file exclude each other")
+    given = Input(data, file, "a message")
     member = _Member(server.api, name, processor, timeout_s)
     was_member = member.is_member()
     number = member.join()["number"]
     sent = sent_bytes = 0
     try:
-        for position, content in enumerate(_contents(data, file), 1):
+        for position, content in enumerate(given, 1):
             if as_json:
-                _check_json(content, position)
+                parse_json(content, f"message {position}")
             member.send(number + position, content, as_json=as_json)
             sent, sent_bytes = position, sent_bytes + len(content)
     finally:
@@ -141,25 +140,6 @@ def fetch(
     """
     member = _Member(server.api, name, processor, timeout_s)
     _print(member, count, until_end=True, leave=leave, as_json=as_json)
-
-
-def _contents(data: str | None, file: Path | None) -> Iterator[bytes]:
-    if data is not None and data != "-":
-        yield data.encode(errors="surrogateescape")
-        return
-    fd = sys.stdin.fileno() if file is None else open_file(file)
-    with open(fd, "rb", closefd=file is not None) as lines:
-        for line in lines:
-            yield line.removesuffix(b"\n")
-
-
-def _check_json(content: bytes, position: int) -> None:
-    try:
-        json.loads(content)
-    except ValueError as error:
-        raise CommandError(f"message {position} is not JSON: {error}") from None
-    except RecursionError:
-        raise CommandError(f"message {position} is nested too deeply") from None
 
 
 # Printing
