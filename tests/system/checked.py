@@ -49,9 +49,7 @@ def wombat_subscriber(
     return foreign_wombat.Client(
         server.ws,
         on_attached=attached,
-        on_payload=lambda topic, serial, data: checker.received(
-            name, topic, offset_of(serial), data
-        ),
+        on_data=lambda topic, serial, data: checker.received(name, topic, offset_of(serial), data),
     )
 
 
