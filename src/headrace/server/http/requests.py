@@ -184,17 +184,19 @@ class RefusalWithFacts(HTTPException):
         self.facts = facts
 
 
-def number(text: str, name: str) -> int:
+def number(text: str | None, name: str) -> int:
+    if text is None:
+        raise HTTPException(400, f"{name} is missing")
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
         raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")
     return int(text)
 
 
-def limit(request: Request, most: int) -> int:
+def limit(request: Request, most: int, name: str = "limit") -> int:
     """Return the number of entries that the client wants in one answer, at most `most`."""
-    wanted = number(request.query_params.get("limit", str(most)), "limit")
+    wanted = number(request.query_params.get(name, str(most)), name)
     if not wanted:
-        raise HTTPException(400, "limit must be at least 1")
+        raise HTTPException(400, f"{name} must be at least 1")
     return min(wanted, most)
 
 
