@@ -41,6 +41,8 @@ def test_events_are_added_and_followed(run, log):
 def test_what_is_no_event_is_refused(run, log):
     done = run("add", log, stdin='{"type": "a"}\nnope\n', code=1)
     assert "headrace: event 2 is not JSON" in done.stderr
+    (line,) = run("follow", log, "--until-end").stdout.splitlines()
+    assert json.loads(line) == {"type": "a"}, "the event before it is stored"
     assert "a string `type`" in run("add", log, "{}", code=1).stderr
 
 

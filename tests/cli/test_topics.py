@@ -12,6 +12,7 @@ from rich.console import Console
 from headrace import __version__, connect_blocking
 from headrace.cli import topics
 from headrace.cli.common import output
+from headrace.cli.common.options import HttpFlags
 from headrace.testing import ServerProcess
 
 
@@ -50,7 +51,7 @@ def test_a_narrow_terminal_does_without_columns_and_breaks_no_cell(capsys, monke
     }
     monkeypatch.setattr(topics, "all_topics", lambda base, prefix: [listed])
     monkeypatch.setattr(output, "console", lambda: Console(width=width))
-    topics.topics(prefix="", prefix_option=None, as_json=False, http=None)
+    topics.topics(server=HttpFlags())
     shown = capsys.readouterr()
     heading, row = shown.out.splitlines()
     assert heading.split() == ["topic", "records", "size", "subs"]

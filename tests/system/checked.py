@@ -1,12 +1,25 @@
-"""Foreign clients that report everything they send and receive to a log checker."""
+"""Foreign clients that report all they send and receive to a log checker, and kills of their server."""
 
+import random
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from headrace.testing import LogChecker, ServerProcess
+from headrace.testing import LogChecker, ServerProcess, wait_until
 from tests.system.figg.foreign import Client, Wire
 from tests.system.wombat import foreign as foreign_wombat
+
+TINY = """
+[journal]
+file_bytes = 131072
+files = 3
+rotate_s = 0.15
+commit_bytes_max = 65536
+[segment]
+bytes = 32768
+"""
+"""Settings with tiny files, which make each life of a server eventful."""
 
 
 def publisher(server: ServerProcess, checker: LogChecker, name: str, window: int = 256) -> Client:
@@ -49,9 +62,7 @@ def wombat_subscriber(
     return foreign_wombat.Client(
         server.ws,
         on_attached=attached,
-        on_payload=lambda topic, serial, data: checker.received(
-            name, topic, offset_of(serial), data
-        ),
+        on_data=lambda topic, serial, data: checker.received(name, topic, offset_of(serial), data),
     )
 
 
@@ -95,3 +106,20 @@ def in_threads(*functions: Callable[[], object]) -> Iterator[None]:
         assert not thread.is_alive()
     if errors:
         raise errors[0]
+
+
+def end_one_life(
+    server: ServerProcess, chance: random.Random, checker: LogChecker, number: int
+) -> None:
+    """Kill the server at a random moment, mostly under load and sometimes during recovery; then start it."""
+    if number % 4 == 3:
+        # This is long enough for the server to write and apply something, even on a busy machine.
+        before = checker.records("t0")
+        wait_until(lambda: checker.records("t0") > before + 50, 30, "records to come through")
+    time.sleep(chance.uniform(0.0, 0.4))
+    server.kill()
+    while chance.random() < 0.3:
+        server.spawn()
+        time.sleep(chance.uniform(0.05, 0.6))
+        server.kill()
+    server.start()

@@ -16,10 +16,17 @@ import pytest
 
 from headrace import connect
 from headrace.testing import LogChecker, ServerProcess, wait_until
-from tests.system.checked import assert_sound, end_of, in_threads, publisher, subscriber
+from tests.system.checked import (
+    TINY,
+    assert_sound,
+    end_of,
+    end_one_life,
+    in_threads,
+    publisher,
+    subscriber,
+)
 from tests.system.conftest import Start
 from tests.system.figg.foreign import Client
-from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 
 TORTURE = os.environ.get("HEADRACE_TORTURE")

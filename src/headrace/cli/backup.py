@@ -1,16 +1,14 @@
 """`headrace backup` and `headrace restore`: copy a data directory. Elsewhere: the work (`log/backup.py`)."""
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
-import typer
 
 from headrace import __version__
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
-from headrace.cli.common.output import CommandError, ProgressBar, moment, note
+from headrace.cli.common.output import CommandError, ProgressBar, moment, note, print_json
 from headrace.printing import counted, size
 
 if TYPE_CHECKING:
@@ -25,8 +23,7 @@ Source = Annotated[Path, argument("SRC", "A directory that `backup` has made.")]
 
 def backup(
     target: Target,
-    data_dir: options.ReadDataDir = None,
-    config_file: options.ConfigFile = None,
+    data: options.DataFlags,
     no_verify: NoVerify = False,
     as_json: options.Json = False,
 ) -> None:
@@ -42,9 +39,9 @@ def backup(
     """
     from headrace.log.backup import back_up
 
-    config = options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config
+    config = data.config
     with ProgressBar() as bar:
-        made = back_up(Path(config.data_dir), target, config.rule, __version__, bar.advance_to)
+        made = back_up(config.data_dir, target, config.rule, __version__, bar.advance_to)
     _print(made, f"backed up {config.data_dir} to {target}", as_json=as_json)
     if not no_verify:
         _verify(target)
@@ -52,7 +49,7 @@ def backup(
 
 def restore(
     source: Source,
-    data_dir: options.DataDir = None,
+    data: options.DataFlags,
     old: Annotated[
         Path | None,
         option(
@@ -61,7 +58,6 @@ def restore(
             "the backup is not restored.",
         ),
     ] = None,
-    config_file: options.ConfigFile = None,
     no_verify: NoVerify = False,
     as_json: options.Json = False,
 ) -> None:
@@ -77,11 +73,9 @@ def restore(
     """
     from headrace.log.backup import restore as put_back
 
-    directory = (
-        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
-    )
+    directory = data.config.data_dir
     with ProgressBar() as bar:
-        made, revoked = put_back(source, Path(directory), bar.advance_to, old=old)
+        made, revoked = put_back(source, directory, bar.advance_to, old=old)
     _print(made, f"restored {source} to {directory}", as_json=as_json)
     if revoked is None:
         note(
@@ -94,7 +88,7 @@ def restore(
             f"{counted(revoked.notes, 'note')}"
         )
     if not no_verify:
-        _verify(Path(directory))
+        _verify(directory)
 
 
 def _verify(directory: Path) -> None:
@@ -111,7 +105,7 @@ def _verify(directory: Path) -> None:
 
 def _print(made: "BackupManifest", what: str, *, as_json: bool) -> None:
     if as_json:
-        typer.echo(json.dumps(msgspec.to_builtins(made)))
+        print_json(msgspec.to_builtins(made))
         return
     note(
         f"{what}: {counted(made.topics, 'topic')}, {counted(made.records, 'record')} "

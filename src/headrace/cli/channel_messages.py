@@ -5,19 +5,18 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import typer
 
 from headrace.cli.channels import Name
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
-from headrace.cli.common.output import CommandError, UsageError, discard_output, note
+from headrace.cli.common.output import discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
-from headrace.cli.publish import open_file
+from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, size
 
@@ -31,12 +30,6 @@ WAIT_S = 20
 
 RETRY_S = 0.5
 
-Processor = Annotated[
-    str,
-    option(
-        "--as PROCESSOR", "The name of this processor: always the same, and no other may have it."
-    ),
-]
 Count = Annotated[int | None, option("--count N", "End after this many messages.", min=1)]
 MessageJson = Annotated[
     bool,
@@ -49,9 +42,71 @@ Leave = Annotated[
 ]
 
 
+class Member(NamedTuple):
+    """One processor of one channel, as the command line names it, and its requests."""
+
+    name: Name
+    processor: Annotated[
+        str,
+        option(
+            "--as PROCESSOR",
+            "The name of this processor: always the same, and no other may have it.",
+        ),
+    ]
+    http: options.Http = None
+    token: options.Token = None
+    timeout_s: options.Timeout = 5.0
+
+    @property
+    def _api(self) -> HttpApi:
+        return options.http_api(self.http, self.token)
+
+    def is_member(self) -> bool:
+        try:
+            told = self._again(lambda: request(self._api, "GET", "/v1/channel", name=self.name))
+        except NotFoundError:
+            return False
+        return any(one["processor"] == self.processor for one in told["members"])
+
+    def join(self) -> dict[str, Any]:
+        return self._again(lambda: self._ask("POST", "join"))
+
+    def leave(self) -> None:
+        self._ask("POST", "leave")
+
+    def send(self, number: int, content: bytes, *, as_json: bool) -> None:
+        kind = "application/json" if as_json else "application/octet-stream"
+        # The number makes a retry safe: the server does not store the same message twice.
+        self._again(
+            lambda: self._ask("POST", "messages", number=number, content=content, content_type=kind)
+        )
+
+    def poll(self, ack: int | None, limit: int, wait_s: int) -> dict[str, Any]:
+        query = {"ack": ack, "max": limit, "wait_s": wait_s or None}
+        return self._ask("GET", "messages", **query, timeout_s=wait_s + 30.0)
+
+    def ack(self, offset: int) -> None:
+        self._ask("POST", "ack", offset=offset)
+
+    def _ask(self, method: str, what: str, **given: Any) -> dict[str, Any]:
+        given |= {"name": self.name, "processor": self.processor}
+        answer: dict[str, Any] = request(self._api, method, f"/v1/channel/{what}", **given)
+        return answer
+
+    def _again(self, ask: Callable[[], T]) -> T:
+        """Send a request until the server answers, for at most the time of --timeout."""
+        until_s = time.monotonic() + self.timeout_s
+        while True:
+            try:
+                return ask()
+            except UnreachableError:
+                if time.monotonic() >= until_s:
+                    raise
+            time.sleep(min(RETRY_S, self.timeout_s))
+
+
 def send(
-    name: Name,
-    processor: Processor,
+    member: Member,
     data: Annotated[
         str | None,
         argument("DATA", "One message; `-` or nothing reads standard input, each line a message."),
@@ -62,9 +117,6 @@ def send(
     as_json: Annotated[
         bool, option("--json", "A message is a JSON value, and not just bytes.")
     ] = False,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Send messages to a channel as a processor.
 
@@ -75,16 +127,14 @@ def send(
     headrace channels send doc/1 --as script --json '{"title": "Plan"}'
     headrace channels send doc/1 --as importer --file lines.txt
     """
-    if data is not None and file is not None:
-        raise UsageError("DATA and --file exclude each other")
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
+    given = Input(data, file, "a message")
     was_member = member.is_member()
     number = member.join()["number"]
     sent = sent_bytes = 0
     try:
-        for position, content in enumerate(_contents(data, file), 1):
+        for position, content in enumerate(given, 1):
             if as_json:
-                _check_json(content, position)
+                parse_json(content, f"message {position}")
             member.send(number + position, content, as_json=as_json)
             sent, sent_bytes = position, sent_bytes + len(content)
     finally:
@@ -97,17 +147,13 @@ def send(
 
 
 def follow(
-    name: Name,
-    processor: Processor,
+    member: Member,
     count: Count = None,
     until_end: Annotated[
         bool, option("--until-end", "End where the channel ends now, as `fetch` does.")
     ] = False,
     leave: Leave = False,
     as_json: MessageJson = False,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Print the messages of a channel as a processor, and wait for more.
 
@@ -120,53 +166,28 @@ def follow(
     headrace channels follow doc/1 --as watcher
     headrace channels follow doc/1 --as watcher --json --count 10
     """
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
     _print(member, count, until_end=until_end, leave=leave, as_json=as_json)
 
 
 def fetch(
-    name: Name,
-    processor: Processor,
+    member: Member,
     count: Count = None,
     leave: Leave = False,
     as_json: MessageJson = False,
-    http: options.Http = None,
-    token: options.Token = None,
-    timeout_s: options.Timeout = 5.0,
 ) -> None:
     """Print the messages that wait for a processor, acknowledge them and end.
 
     \b
     headrace channels fetch doc/1 --as nightly-job
     """
-    member = _Member(options.http_api(http, token), name, processor, timeout_s)
     _print(member, count, until_end=True, leave=leave, as_json=as_json)
-
-
-def _contents(data: str | None, file: Path | None) -> Iterator[bytes]:
-    if data is not None and data != "-":
-        yield data.encode(errors="surrogateescape")
-        return
-    fd = sys.stdin.fileno() if file is None else open_file(file)
-    with open(fd, "rb", closefd=file is not None) as lines:
-        for line in lines:
-            yield line.removesuffix(b"\n")
-
-
-def _check_json(content: bytes, position: int) -> None:
-    try:
-        json.loads(content)
-    except ValueError as error:
-        raise CommandError(f"message {position} is not JSON: {error}") from None
-    except RecursionError:
-        raise CommandError(f"message {position} is nested too deeply") from None
 
 
 # Printing
 
 
 def _print(
-    member: "_Member", count: int | None, *, until_end: bool, leave: bool, as_json: bool
+    member: Member, count: int | None, *, until_end: bool, leave: bool, as_json: bool
 ) -> None:
     printer = _Printer(member, count, as_json=as_json)
     try:
@@ -182,7 +203,7 @@ def _print(
 
 
 class _Printer:
-    def __init__(self, member: "_Member", count: int | None, *, as_json: bool) -> None:
+    def __init__(self, member: Member, count: int | None, *, as_json: bool) -> None:
         self._member = member
         self._left = count
         self._as_json = as_json
@@ -262,59 +283,3 @@ class _Printer:
 
     def _warn(self, text: str) -> None:
         typer.echo(f"headrace: channel {printable(self._member.name)}: {text}", err=True)
-
-
-# Requests
-
-
-@dataclass
-class _Member:
-    """One processor of one channel."""
-
-    _api: HttpApi
-    name: str
-    _processor: str
-    _timeout_s: float
-
-    def is_member(self) -> bool:
-        try:
-            told = self._again(lambda: request(self._api, "GET", "/v1/channel", name=self.name))
-        except NotFoundError:
-            return False
-        return any(one["processor"] == self._processor for one in told["members"])
-
-    def join(self) -> dict[str, Any]:
-        return self._again(lambda: self._ask("POST", "join"))
-
-    def leave(self) -> None:
-        self._ask("POST", "leave")
-
-    def send(self, number: int, content: bytes, *, as_json: bool) -> None:
-        kind = "application/json" if as_json else "application/octet-stream"
-        # The number makes a retry safe: the server does not store the same message twice.
-        self._again(
-            lambda: self._ask("POST", "messages", number=number, content=content, content_type=kind)
-        )
-
-    def poll(self, ack: int | None, limit: int, wait_s: int) -> dict[str, Any]:
-        query = {"ack": ack, "max": limit, "wait_s": wait_s or None}
-        return self._ask("GET", "messages", **query, timeout_s=wait_s + 30.0)
-
-    def ack(self, offset: int) -> None:
-        self._ask("POST", "ack", offset=offset)
-
-    def _ask(self, method: str, what: str, **given: Any) -> dict[str, Any]:
-        given |= {"name": self.name, "processor": self._processor}
-        answer: dict[str, Any] = request(self._api, method, f"/v1/channel/{what}", **given)
-        return answer
-
-    def _again(self, ask: Callable[[], T]) -> T:
-        """Send a request until the server answers, for at most the time of --timeout."""
-        until_s = time.monotonic() + self._timeout_s
-        while True:
-            try:
-                return ask()
-            except UnreachableError:
-                if time.monotonic() >= until_s:
-                    raise
-            time.sleep(min(RETRY_S, self._timeout_s))

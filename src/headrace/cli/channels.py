@@ -1,6 +1,5 @@
 """`headrace channels`: list, explain, keep and destroy the channels of a running server."""
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,7 +8,14 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.options import App, argument, option
-from headrace.cli.common.output import CommandError, UsageError, moment, note, print_table
+from headrace.cli.common.output import (
+    CommandError,
+    UsageError,
+    moment,
+    note,
+    print_json,
+    print_table,
+)
 from headrace.cli.common.server import listed, request
 from headrace.printing import counted, printable, quoted, size
 
@@ -23,8 +29,8 @@ def channels(
     context: typer.Context,
     prefix: Annotated[str, option("--prefix PREFIX", "Only channels that begin so.")] = "",
     as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """List the channels of a running server.
 
@@ -36,15 +42,12 @@ def channels(
     headrace channels --prefix doc/ --json
     headrace channels explain doc/1
     """
-    if context.invoked_subcommand is not None:
-        if prefix or as_json or http or token:
-            raise UsageError(f"options go behind `{context.invoked_subcommand}`")
+    if options.is_for_subcommand(context, prefix, as_json, *server):
         return
-    api = options.http_api(http, token)
-    found = listed(api, "/v1/channels", "channels", prefix=prefix or None)
+    found = listed(server.api, "/v1/channels", "channels", prefix=prefix or None)
     if as_json:
         for one in found:
-            typer.echo(json.dumps(one, ensure_ascii=False))
+            print_json(one)
         return
     _print(list(found), prefix)
 
@@ -53,20 +56,23 @@ def channels(
 def explain(
     name: Name,
     as_json: options.Json = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """Say what holds the log of a channel, and what happens to it next.
 
     \b
     headrace channels explain doc/1
     """
-    told = request(options.http_api(http, token), "GET", "/v1/channel", name=name)
-    typer.echo(json.dumps(told, ensure_ascii=False) if as_json else "\n".join(_words(told)))
+    told = request(server.api, "GET", "/v1/channel", name=name)
+    if as_json:
+        print_json(told)
+    else:
+        typer.echo("\n".join(_words(told)))
 
 
 @app.command("keep")
-def keep(name: Name, http: options.Http = None, token: options.Token = None) -> None:
+def keep(name: Name, server: options.HttpFlags) -> None:
     """Cancel the destruction of a channel's log.
 
     It is scheduled again when someone has come and the last one is gone.
@@ -74,7 +80,7 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
     \b
     headrace channels keep doc/1
     """
-    api = options.http_api(http, token)
+    api = server.api
     if request(api, "POST", "/v1/channel/keep", name=name)["cancelled"]:
         note(f"cancelled: the log of {printable(name)} is not destroyed")
         return
@@ -92,8 +98,8 @@ def keep(name: Name, http: options.Http = None, token: options.Token = None) -> 
 def destroy(
     name: Name,
     yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """Destroy a channel with its messages and its last known state.
 
@@ -103,7 +109,7 @@ def destroy(
     \b
     headrace channels destroy doc/1 --yes
     """
-    api = options.http_api(http, token)
+    api = server.api
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError(

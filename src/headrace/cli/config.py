@@ -10,10 +10,18 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import option
 from headrace.cli.common.output import print_table
-from headrace.config.load import RULE_SETTINGS, SETTINGS, TABLE_SETTINGS, Loaded, Setting, allowed
-from headrace.config.protocols import AccessToken
-from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
-from headrace.config.values import KeyValues, Origins, ReaderNames
+from headrace.config.load import (
+    RULE_SETTINGS,
+    SETTINGS,
+    TABLE_SETTINGS,
+    TABLES,
+    Loaded,
+    Setting,
+    allowed,
+    value_of,
+)
+from headrace.config.settings import BUILT_IN_RULES, Config
+from headrace.config.values import Address, KeyValues
 from headrace.printing import MASK, masked_secret, quoted
 
 
@@ -45,14 +53,7 @@ def config(
         _print_table(loaded)
 
 
-def value_of(config: Config, key: str) -> Any:
-    value: Any = config
-    for name in key.split("."):
-        value = getattr(value, name)
-    return value
-
-
-def shown_of(config: Config, key: str) -> Any:
+def _shown_of(config: Config, key: str) -> Any:
     """Return the value for printing: a secret is masked."""
     value = value_of(config, key)
     if isinstance(value, KeyValues):
@@ -61,41 +62,31 @@ def shown_of(config: Config, key: str) -> Any:
 
 
 def _print_table(loaded: Loaded) -> None:
-    rows = [(key, str(shown_of(loaded.config, key)), loaded.origins[key]) for key in SETTINGS]
-    for rule, origin in _rules(loaded):
-        rows.append((f"topics {quoted(rule.prefix)}", ", ".join(_lines(_set_in(rule))), origin))
-    for token in loaded.config.access.token:
-        rest = ", ".join(_lines(_shown_of(token)))
-        rows.append((f"access.token {quoted(token.name)}", rest, loaded.origins["access.token"]))
+    rows = [(key, str(_shown_of(loaded.config, key)), loaded.origins[key]) for key in SETTINGS]
+    for key in TABLES:
+        for table, origin in _tables(loaded, key):
+            (_, name), *rest = _fields(key, table, masked=True).items()
+            rows.append((f"{key} {quoted(name)}", ", ".join(_lines(dict(rest))), origin))
     print_table([dict(zip(("setting", "value", "from"), row, strict=True)) for row in rows])
 
 
 def _to_json(loaded: Loaded) -> str:
-    return json.dumps(
-        {
-            "settings": {
-                key: {
-                    "value": _plain(shown_of(loaded.config, key)),
-                    "from": loaded.origins[key],
-                    "unit": setting.unit or None,
-                }
-                for key, setting in SETTINGS.items()
-            },
-            "topics": [
-                {"prefix": rule.prefix, "from": origin, **dict(_set_in(rule))}
-                for rule, origin in _rules(loaded)
-            ],
-            "access.token": [
-                {
-                    "name": token.name,
-                    "from": loaded.origins["access.token"],
-                    **dict(_shown_of(token)),
-                }
-                for token in loaded.config.access.token
-            ],
-        },
-        indent=2,
-    )
+    settings = {
+        key: {
+            "value": _plain(_shown_of(loaded.config, key)),
+            "from": loaded.origins[key],
+            "unit": setting.unit or None,
+        }
+        for key, setting in SETTINGS.items()
+    }
+    tables = {
+        key: [
+            _fields(key, table, masked=True) | {"from": origin}
+            for table, origin in _tables(loaded, key)
+        ]
+        for key in TABLES
+    }
+    return json.dumps({"settings": settings} | tables, indent=2)
 
 
 def _to_toml(loaded: Loaded) -> str:
@@ -107,22 +98,21 @@ def _to_toml(loaded: Loaded) -> str:
             name = setting.key.rpartition(".")[2]
             lines += [
                 f"# {setting.doc}{unit} Must be {allowed(setting)}.",
-                f"{name} = {_literal(shown_of(loaded.config, setting.key))}",
+                f"{name} = {_literal(_shown_of(loaded.config, setting.key))}",
             ]
-            if shown_of(loaded.config, setting.key) != value_of(loaded.config, setting.key):
+            if _shown_of(loaded.config, setting.key) != value_of(loaded.config, setting.key):
                 lines[-1] = f"# masked, set it yourself: {lines[-1]}"
     lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:
-        lines += ["[[access.token]]", f"name = {_literal(token.name)}"]
-        lines += _lines(_rest_of(token))
+        lines += _table_lines("access.token", token)
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
     ]
     for rule in loaded.config.topics:
-        lines += _rule_lines(rule)
+        lines += _table_lines("topics", rule)
     for rule in BUILT_IN_RULES:
-        lines += ["# built in:", *(f"# {line}" for line in _rule_lines(rule))]
+        lines += ["# built in:", *(f"# {line}" for line in _table_lines("topics", rule))]
     return "\n".join(lines) + "\n"
 
 
@@ -137,7 +127,7 @@ def to_markdown() -> str:
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
-    rules = ["\n".join(_rule_lines(rule)) for rule in BUILT_IN_RULES]
+    rules = ["\n".join(_table_lines("topics", rule)) for rule in BUILT_IN_RULES]
     return "\n".join(parts) + "\n" + "\n\n".join(rules) + "\n```\n"
 
 
@@ -212,40 +202,32 @@ def _sections() -> Iterator[tuple[str, Iterator[Setting]]]:
     return groupby(SETTINGS.values(), key=lambda setting: setting.key.rpartition(".")[0])
 
 
-def _rules(loaded: Loaded) -> Iterator[tuple[PrefixRule, str]]:
-    yield from ((rule, loaded.origins["topics"]) for rule in loaded.config.topics)
-    yield from ((rule, "built in") for rule in BUILT_IN_RULES)
+def _tables(loaded: Loaded, key: str) -> Iterator[tuple[Any, str]]:
+    """Yield the tables `[[key]]` and the origin of each."""
+    yield from ((table, loaded.origins[key]) for table in value_of(loaded.config, key))
+    if key == "topics":
+        yield from ((rule, "built in") for rule in BUILT_IN_RULES)
 
 
-def _rest_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a token except its name."""
-    for key in TABLE_SETTINGS["access.token"]:
-        value = getattr(token, key)
-        if key != "name" and value is not None:
-            yield key, list(value) if isinstance(value, tuple) else value
+def _fields(key: str, table: Any, *, masked: bool = False) -> dict[str, Any]:
+    """Return the fields that a table sets. A token's hash may be masked, because it reveals a weak token."""
+    return {
+        name: MASK if masked and setting.is_secret else _plain(value)
+        for name, setting in TABLE_SETTINGS[key].items()
+        if (value := getattr(table, name)) is not None
+    }
 
 
-def _shown_of(token: AccessToken) -> Iterator[tuple[str, Any]]:
-    """Yield the same fields for printing: the hash is masked, because it reveals a weak token."""
-    return ((key, MASK if key == "sha256" else value) for key, value in _rest_of(token))
+def _table_lines(key: str, table: Any) -> list[str]:
+    return [f"[[{key}]]", *_lines(_fields(key, table))]
 
 
-def _set_in(rule: PrefixRule) -> Iterator[tuple[str, Any]]:
-    for key in RULE_SETTINGS:
-        if key != "prefix" and (value := getattr(rule, key)) is not None:
-            yield key, _plain(value)
-
-
-def _rule_lines(rule: PrefixRule) -> list[str]:
-    return ["[[topics]]", f"prefix = {_literal(rule.prefix)}", *_lines(_set_in(rule))]
-
-
-def _lines(fields: Iterator[tuple[str, Any]]) -> list[str]:
-    return [f"{key} = {_literal(value)}" for key, value in fields]
+def _lines(fields: dict[str, Any]) -> list[str]:
+    return [f"{key} = {_literal(value)}" for key, value in fields.items()]
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, Origins | ReaderNames | KeyValues):
+    if isinstance(value, list | tuple) and not isinstance(value, Address):
         return list(value)
     return value if isinstance(value, int | float) else str(value)
 
@@ -254,6 +236,6 @@ def _literal(value: Any) -> str:
     """Return the value as TOML, whose strings equal JSON strings without escaped surrogate pairs."""
     if isinstance(value, int | float):
         return repr(value)
-    if isinstance(value, Origins | ReaderNames | KeyValues | list):
-        return f"[{', '.join(map(_literal, value))}]"
+    if isinstance(plain := _plain(value), list):
+        return f"[{', '.join(map(_literal, plain))}]"
     return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")

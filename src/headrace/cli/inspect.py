@@ -2,7 +2,6 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -11,7 +10,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import argument
 from headrace.cli.common.output import ProgressBar, moment, print_facts, print_table
-from headrace.cli.common.server import HttpApi, UnreachableError, request
+from headrace.cli.common.server import UnreachableError, request
 from headrace.printing import counted, printable, size
 
 if TYPE_CHECKING:
@@ -20,10 +19,8 @@ if TYPE_CHECKING:
 
 def inspect(
     topic: options.Topic,
-    data_dir: options.ReadDataDir = None,
-    http: options.Http = None,
-    token: options.Token = None,
-    config_file: options.ConfigFile = None,
+    data: options.DataFlags,
+    server: options.HttpFlags,
     as_json: options.Json = False,
 ) -> None:
     """Show one topic in full.
@@ -36,31 +33,26 @@ def inspect(
     headrace inspect greetings
     headrace inspect greetings --data-dir /var/lib/headrace --json
     """
-    options.only_one(data_dir=data_dir is not None, http=http is not None)
-    found = _find(topic, data_dir, options.http_api(http, token), http, config_file)
+    options.only_one(data_dir=data.data_dir is not None, http=server.http is not None)
+    found = _find(topic, data, server)
     if as_json:
         typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
     else:
         _print(found)
 
 
-def _find(
-    topic: str, data_dir: str | None, api: HttpApi, http: str | None, config_file: Path | None
-) -> dict[str, Any]:
-    if data_dir is None:
+def _find(topic: str, data: options.DataFlags, server: options.HttpFlags) -> dict[str, Any]:
+    if data.data_dir is None:
         try:
-            answer: dict[str, Any] = request(api, "GET", "/v1/topic", name=topic)
+            answer: dict[str, Any] = request(server.api, "GET", "/v1/topic", name=topic)
         except UnreachableError:
-            if http is not None:
+            if server.http is not None:
                 raise
         else:
             return answer
     from headrace.log.verify.verify import inspect_topic
 
-    directory = (
-        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
-    )
-    return inspect_topic(directory, topic)
+    return inspect_topic(data.config.data_dir, topic)
 
 
 def _print(topic: dict[str, Any]) -> None:
@@ -133,8 +125,8 @@ def _reader(cursor: dict[str, Any]) -> dict[str, str]:
 
 def verify(
     topics: Annotated[list[str] | None, argument("TOPIC", "Only these topics.")] = None,
-    data_dir: options.ReadDataDir = None,
-    config_file: options.ConfigFile = None,
+    *,
+    data: options.DataFlags,
     as_json: options.Json = False,
 ) -> None:
     """Check the log for damage.
@@ -148,11 +140,8 @@ def verify(
     """
     from headrace.log.verify.verify import verify as check
 
-    directory = (
-        options.SettingsFlags(data_dir=data_dir, config_file=config_file).load().config.data_dir
-    )
     with ProgressBar() as bar:
-        report = check(directory, topics or [], bar.advance_to)
+        report = check(data.config.data_dir, topics or [], bar.advance_to)
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

@@ -3,8 +3,6 @@
 import asyncio
 import json
 import os
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
@@ -14,7 +12,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
-from headrace.cli.publish import LineTooLongError, open_file, read_lines
+from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
 from headrace.errors import BadEventError, ConnectTimeoutError, PayloadTooLargeError, RefusedError
@@ -77,14 +75,13 @@ def add(
     headrace logux add main '{"type": "user/rename", "name": "Anna"}'
     headrace logux add main --file events.jsonl
     """
-    if event is not None and file is not None:
-        raise UsageError("EVENT and --file exclude each other")
+    given = Input(event, file, "an event", "EVENT")
     check_topic_name(LOGUX_PREFIX + log)
     import uvloop
 
     shown = options.http_api(None, token).token
     try:
-        uvloop.run(_add(_url(ws, log), log, _lines(event, file), host, shown, timeout_s))
+        uvloop.run(_add(_url(ws, log), log, given, host, shown, timeout_s))
     except ConnectTimeoutError as error:
         raise CommandError(with_hint(str(error))) from None
 
@@ -133,26 +130,8 @@ def _url(ws: str | None, log: str) -> str:
     return f"logux{tls}://{rest.rstrip('/')}/{quote(log, safe='')}"
 
 
-async def _lines(event: str | None, file: Path | None) -> AsyncIterator[list[bytes]]:
-    if event is not None and event != "-":
-        yield [event.encode(errors="surrogateescape")]
-        return
-    fd = sys.stdin.fileno() if file is None else open_file(file)
-    try:
-        async for lines in read_lines(fd, PAYLOAD_BYTES_MAX):
-            yield lines
-    finally:
-        if file is not None:
-            os.close(fd)
-
-
 async def _add(
-    url: str,
-    log: str,
-    lines: AsyncIterator[list[bytes]],
-    host: str | None,
-    token: str | None,
-    timeout_s: float,
+    url: str, log: str, given: Input, host: str | None, token: str | None, timeout_s: float
 ) -> None:
     from headrace.client import connect
 
@@ -160,13 +139,15 @@ async def _add(
     added = 0
     try:
         async with client:
-            async for batch in lines:
-                for line in batch:
-                    await _add_line(client, line, added + 1)
-                    added += 1
+            try:
+                async for lines in given.lines(PAYLOAD_BYTES_MAX):
+                    for line in lines:
+                        await _add_line(client, line, added + 1)
+                        added += 1
+            except CommandError:
+                await _wait_until_synced(client, timeout_s)  # the events before the wrong line
+                raise
             await _wait_until_synced(client, timeout_s)
-    except LineTooLongError as error:
-        raise CommandError(f"{error}, the most an event can have") from None
     except RefusedError as error:
         raise CommandError(f"log {quoted(log)}: {error}") from None
     note(f"added {counted(added, 'event')}" if added else "added nothing: there was no input")
@@ -189,11 +170,8 @@ async def _wait_until_synced(client: "LoguxClient", timeout_s: float) -> None:
 
 
 async def _add_line(client: "LoguxClient", line: bytes, number: int) -> None:
+    event = parse_json(line, f"event {number}")
     try:
-        await client.add(json.loads(line))
+        await client.add(event)
     except (BadEventError, PayloadTooLargeError) as error:
         raise CommandError(f"event {number}: {error}") from None
-    except ValueError as error:
-        raise CommandError(f"event {number} is not JSON: {error}") from None
-    except RecursionError:
-        raise CommandError(f"event {number} is nested too deeply") from None

@@ -11,9 +11,9 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -96,17 +96,68 @@ _CHUNK_BYTES = 64 * 1024
 _CHUNKS_AHEAD_MAX = 4
 
 
-class LineTooLongError(Exception):
-    """A line is longer than the caller allows."""
+class Input:
+    """Input of a command that sends: one argument, or the lines of a file or of standard input."""
 
-    def __init__(self, number: int, bytes_max: int) -> None:
-        super().__init__(f"line {number} is longer than {bytes_max:,} bytes")
+    def __init__(self, given: str | None, file: Path | None, what: str, name: str = "DATA") -> None:
+        """`what` is the thing in one line, such as `a record`, and `name` the argument's in the usage."""
+        if given is not None and file is not None:
+            raise UsageError(f"{name} and --file exclude each other")
+        self._what = what
+        self._single = None if given is None or given == "-" else os.fsencode(given)
+        self._fd = -1
+        if self._single is None:
+            if file is None and sys.stdin.isatty():
+                note(f"each line is {what}; Ctrl-D ends")
+            self._fd = sys.stdin.fileno() if file is None else _open(file)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Size of a regular file; None if the input is of another kind."""
+        status = None if self._single is not None else os.fstat(self._fd)
+        return status.st_size if status is not None and stat.S_ISREG(status.st_mode) else None
+
+    def __iter__(self) -> Iterator[bytes]:
+        """Yield one line after the other. The caller blocks until the next line arrives."""
+        if self._single is not None:
+            yield self._single
+            return
+        with open(self._fd, "rb", closefd=False) as lines:
+            for line in lines:
+                yield line.removesuffix(b"\n")
+
+    async def lines(self, bytes_max: int) -> AsyncIterator[list[bytes]]:
+        """Yield batches of lines as they arrive; raise CommandError at a line that is too long."""
+        if self._single is not None:
+            yield [self._single]
+            return
+        async for lines in read_lines(self._fd, bytes_max, self._what):
+            yield lines
 
 
-async def read_lines(fd: int, bytes_max: int) -> AsyncIterator[list[bytes]]:
+def _open(file: Path) -> int:
+    try:
+        if file.is_dir():  # opening a directory succeeds, only reading it fails
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CommandError(f"cannot read {file}: {error.strerror}") from None
+
+
+def parse_json(line: bytes, called: str) -> Any:
+    """Return the value of a line of JSON; raise CommandError about the line, which is `called` so."""
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise CommandError(f"{called} is not JSON: {error}") from None
+    except RecursionError:
+        raise CommandError(f"{called} is nested too deeply") from None
+
+
+async def read_lines(fd: int, bytes_max: int, what: str) -> AsyncIterator[list[bytes]]:
     """Yield batches of lines as they arrive, without newlines.
 
-    Raises LineTooLongError at a line that is too long, after yielding the lines before it.
+    Raises CommandError at a line that is too long, after yielding the lines before it.
     """
     number = 0
     rest = b""
@@ -117,7 +168,8 @@ async def read_lines(fd: int, bytes_max: int) -> AsyncIterator[list[bytes]]:
             too_long = len(lines)
         yield lines[:too_long]
         if too_long is not None:
-            raise LineTooLongError(number + too_long + 1, bytes_max)
+            wrong = f"line {number + too_long + 1} is longer than {bytes_max:,} bytes"
+            raise CommandError(f"{wrong}, the most {what} can hold")
         number += len(lines)
     if rest:
         yield [rest]
@@ -189,23 +241,14 @@ def publish(
     tail -f app.log | headrace publish app-log
     headrace subscribe orders --until-end --json | headrace publish orders-copy --json
     """
-    if data is not None and file is not None:
-        raise UsageError("DATA and --file exclude each other")
     if topic is None and not as_json:
         raise UsageError("name the TOPIC; only the lines of --json can do that themselves")
     if topic is not None:
         check_publish_topic(topic)
-    total_bytes = None
-    if data is not None and data != "-":
-        lines = _single(os.fsencode(data))
-    else:
-        if file is None and sys.stdin.isatty():
-            note("each line is a record; Ctrl-D ends")
-        fd = sys.stdin.fileno() if file is None else open_file(file)
-        lines = read_lines(fd, JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
-        total_bytes = None if as_json else _bytes_of(fd)
+    given = Input(data, file, "a record")
+    lines = given.lines(JSON_LINE_BYTES_MAX if as_json else PAYLOAD_BYTES_MAX)
     records = read_records(lines, topic) if as_json else _plain(lines, topic or "")
-    publisher = _Publisher(total_bytes)
+    publisher = _Publisher(None if as_json else given.total_bytes)
     try:
         run_with_client(
             options.url_or_default(url),
@@ -232,9 +275,6 @@ class _Publisher:
             try:
                 async for batch in batches:
                     await self._publish_batch(client, batch)
-            except LineTooLongError as error:
-                await client.flush()
-                raise CommandError(f"{error}, the most a record can hold") from None
             except CommandError:
                 await client.flush()
                 raise
@@ -272,22 +312,3 @@ class _Publisher:
 async def _plain(lines: AsyncIterator[list[bytes]], topic: str) -> AsyncIterator[list[Record]]:
     async for batch in lines:
         yield [(topic, payload) for payload in batch]
-
-
-async def _single(payload: bytes) -> AsyncIterator[list[bytes]]:
-    yield [payload]
-
-
-def open_file(file: Path) -> int:
-    try:
-        if file.is_dir():  # opening a directory succeeds, only reading it fails
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        return os.open(file, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise CommandError(f"cannot read {file}: {error.strerror}") from None
-
-
-def _bytes_of(fd: int) -> int | None:
-    """Return the size of a regular file in bytes; None if the input is of another kind."""
-    status = os.fstat(fd)
-    return status.st_size if stat.S_ISREG(status.st_mode) else None

@@ -1,6 +1,5 @@
 """`headrace serve`, `status` and `clock`: start the server, and see whether and how it runs."""
 
-import json
 from collections import Counter
 from typing import Any
 
@@ -9,12 +8,12 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App
 from headrace.cli.common.output import (
-    UsageError,
     discard_unwritable,
     is_quiet,
     moment,
     note,
     print_facts,
+    print_json,
 )
 from headrace.cli.common.server import HttpApi, request
 from headrace.cli.topics import all_topics
@@ -48,8 +47,8 @@ def serve(settings: options.SettingsFlags) -> None:
 
 def status(
     as_json: options.Json = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """Show how a running server is.
 
@@ -59,9 +58,9 @@ def status(
     headrace status
     headrace status --json
     """
-    found = _status(options.http_api(http, token))
+    found = _status(server.api)
     if as_json:
-        typer.echo(json.dumps(found, ensure_ascii=False))
+        print_json(found)
     else:
         _print(found)
     raise typer.Exit(0 if found["health"]["status"] == "ok" else 1)
@@ -122,8 +121,8 @@ clock_app = App()
 def clock(
     context: typer.Context,
     as_json: options.Json = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """Show the time of a running server.
 
@@ -134,13 +133,11 @@ def clock(
     headrace clock
     headrace clock confirm
     """
-    if context.invoked_subcommand is not None:
-        if as_json or http or token:
-            raise UsageError(f"options go behind `{context.invoked_subcommand}`")
+    if options.is_for_subcommand(context, as_json, *server):
         return
-    told = request(options.http_api(http, token), "GET", "/v1/clock")
+    told = request(server.api, "GET", "/v1/clock")
     if as_json:
-        typer.echo(json.dumps(told))
+        print_json(told)
         return
     typer.echo(moment(told["now_ms"]))
     if told["trouble"]:
@@ -148,7 +145,7 @@ def clock(
 
 
 @clock_app.command("confirm")
-def confirm(http: options.Http = None, token: options.Token = None) -> None:
+def confirm(server: options.HttpFlags) -> None:
     """Have the server follow the wall clock where it has jumped to.
 
     What is too old by the new time is deleted, and leases that are over end. Make sure that the clock is
@@ -157,7 +154,7 @@ def confirm(http: options.Http = None, token: options.Token = None) -> None:
     \b
     headrace clock confirm
     """
-    followed_ms = request(options.http_api(http, token), "POST", "/v1/clock/confirm")["followed_ms"]
+    followed_ms = request(server.api, "POST", "/v1/clock/confirm")["followed_ms"]
     if followed_ms:
         note(f"the server has moved its time by {followed_ms / 1000:,.0f} seconds")
     else:

@@ -1,6 +1,5 @@
 """`headrace topics` and `headrace delete`: list and destroy the topics of a running server."""
 
-import json
 import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -9,7 +8,7 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
-from headrace.cli.common.output import UsageError, moment, note, print_table
+from headrace.cli.common.output import UsageError, moment, note, print_json, print_table
 from headrace.cli.common.server import HttpApi, listed, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import counted, printable, quoted, size
@@ -24,8 +23,8 @@ def topics(
         str | None, option("--prefix PREFIX", "Only topics whose name begins so.")
     ] = None,
     as_json: Annotated[bool, option("--json", "Print one JSON object per line.")] = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """List the topics of a running server.
 
@@ -39,10 +38,10 @@ def topics(
     if prefix and prefix_option is not None:
         raise UsageError("PREFIX and --prefix are the same: give one of them")
     prefix = prefix_option or prefix
-    found = all_topics(options.http_api(http, token), prefix)
+    found = all_topics(server.api, prefix)
     if as_json:
         for topic in found:
-            typer.echo(json.dumps(topic, ensure_ascii=False))
+            print_json(topic)
         return
     rows = [_row(topic) for topic in found]
     if not rows:
@@ -61,8 +60,8 @@ def topics(
 def delete(
     topic: options.Topic,
     yes: Annotated[bool, option("--yes", "Do not ask.")] = False,
-    http: options.Http = None,
-    token: options.Token = None,
+    *,
+    server: options.HttpFlags,
 ) -> None:
     """Destroy a topic and all its records.
 
@@ -71,7 +70,7 @@ def delete(
     \b
     headrace delete greetings --yes
     """
-    api = options.http_api(http, token)
+    api = server.api
     if not yes:
         if not sys.stdin.isatty():
             raise UsageError("delete destroys every record of the topic: add --yes")

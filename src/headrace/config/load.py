@@ -8,6 +8,7 @@ import dataclasses
 import difflib
 import json
 import math
+import operator
 import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
@@ -126,6 +127,11 @@ def load(
     for rule in config.topics:
         _check_rule(rule, origins["topics"])
     return Loaded(config, origins)
+
+
+def value_of(config: Config, key: str) -> Any:
+    """Return the value of a setting, or all tables of a key of `TABLES`."""
+    return operator.attrgetter(key)(config)
 
 
 _Given = tuple[Setting, str, object, str]

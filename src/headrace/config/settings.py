@@ -4,11 +4,11 @@ The configuration is built once, at the edge, and passed down. The fields here a
 validation, `headrace config` and `docs/configuration.md`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from headrace.config.pipeline import Pipeline
 from headrace.config.protocols import (
@@ -30,8 +30,6 @@ from headrace.config.values import (
 )
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
 from headrace.printing import quoted
-
-T = TypeVar("T")
 
 
 class LogFormat(StrEnum):
@@ -317,22 +315,22 @@ class Config:
         by_length = sorted(_with_present_names(self.topics), key=lambda rule: -len(rule.prefix))
         matching = [rule for rule in (*BUILT_IN_RULES, *by_length) if topic.startswith(rule.prefix)]
         retention, channels = self.retention, self.channels
-        durability = _first((rule.durability for rule in matching), self.durability)
-        if durability is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):
-            durability = Durability.WRITTEN  # the notes of a channel are always on disk
-        return TopicRule(
-            durability=durability,
-            retention_age_s=_first((rule.retention_age_s for rule in matching), retention.age_s),
-            retention_bytes=_first((rule.retention_bytes for rule in matching), retention.bytes),
-            retention_wait_for=_first(
-                (rule.retention_wait_for for rule in matching), retention.wait_for
-            ),
-            segment_bytes=_first((rule.segment_bytes for rule in matching), self.segment.bytes),
-            reducer=_first((rule.reducer for rule in matching), channels.reducer),
-            lease_s=_first((rule.lease_s for rule in matching), channels.lease_s),
-            grace_s=_first((rule.grace_s for rule in matching), channels.grace_s),
-            last_state=_first((rule.last_state for rule in matching), channels.last_state),
-        )
+        values: dict[str, Any] = {
+            "durability": self.durability,
+            "retention_age_s": retention.age_s,
+            "retention_bytes": retention.bytes,
+            "retention_wait_for": retention.wait_for,
+            "segment_bytes": self.segment.bytes,
+            "reducer": channels.reducer,
+            "lease_s": channels.lease_s,
+            "grace_s": channels.grace_s,
+            "last_state": channels.last_state,
+        }
+        for rule in reversed(matching):
+            values |= {key: own for key in values if (own := getattr(rule, key)) is not None}
+        if values["durability"] is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):
+            values["durability"] = Durability.WRITTEN  # the notes of a channel are always on disk
+        return TopicRule(**values)
 
 
 def _with_present_names(rules: Sequence[PrefixRule]) -> list[PrefixRule]:
@@ -367,7 +365,3 @@ def old_names(config: Config) -> list[str]:
         if grant.startswith(OLD_PREFIXES)
     ]
     return rules + grants
-
-
-def _first(values: Iterable[T | None], otherwise: T) -> T:
-    return next((value for value in values if value is not None), otherwise)

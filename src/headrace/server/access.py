@@ -133,6 +133,14 @@ def user_of(node: str | int | float) -> str:
 CHANNELS = "/v1/channel"
 """Prefix of all paths of channels. In paths for processors, a slash follows."""
 
+CHANNEL_CODES = {
+    400: "bad-message",
+    401: "wrong-credentials",
+    403: "forbidden",
+    413: "too-large",
+}
+"""Codes of such refusals in the answers of channels, where errors have a code."""
+
 CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 """Paths where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
 
@@ -156,21 +164,21 @@ class AccessGate:
         is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
         if is_change and _is_from_page(headers):
             # For any page it shows, a browser sends some such requests to any host the machine can reach.
-            return _refused(scope, 403, "pages in a browser may not change anything here")
+            return refused(scope, 403, "pages in a browser may not change anything here")
         if scope["path"] in OPEN_PATHS or not self._tokens:
             return None
         token = _bearer(headers.getlist("authorization"))
         if token is None:
-            return _refused(scope, 401, "a token is needed: Authorization: Bearer TOKEN")
+            return refused(scope, 401, "a token is needed: Authorization: Bearer TOKEN")
         # Headers were decoded as Latin-1, whatever their encoding is.
         known = find_token(self._tokens, token.encode("latin-1").decode(errors="replace"))
         if known is None:
-            return _refused(scope, 401, "the token is not known here")
+            return refused(scope, 401, "the token is not known here")
         scope["headrace.token"] = known
         # The endpoints of channels check the token again, for their channel.
         if is_granted(known, HTTP) or scope["path"].startswith(f"{CHANNELS}/"):
             return None
-        return _refused(scope, 403, "the token is not for the HTTP API")
+        return refused(scope, 403, "the token is not for the HTTP API")
 
 
 def _is_from_page(headers: Headers) -> bool:
@@ -187,10 +195,10 @@ def _bearer(headers: list[str]) -> str | None:
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None
 
 
-def _refused(scope: Scope, status: int, error: str) -> JSONResponse:
+def refused(scope: Scope, status: int, error: str) -> JSONResponse:
+    """Return the answer to a request that was refused before a topic or a channel was asked."""
     body: dict[str, object] = {"error": error}
-    if scope["path"].startswith(CHANNELS):
-        # Every error of the channel endpoints has a code.
-        body |= {"code": "wrong-credentials" if status == 401 else "forbidden", "retry": False}
+    if scope["path"].startswith(CHANNELS) and status in CHANNEL_CODES:
+        body |= {"code": CHANNEL_CODES[status], "retry": False}
     headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
     return JSONResponse(body, status, headers)

@@ -416,6 +416,11 @@ class Connection:
             self._transport.pause_reading()
         self._paused |= why
 
+    @property
+    def _is_unread(self) -> bool:
+        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
+        return bool(self._paused & ~Pause.ANSWERS)
+
     def _resume(self, why: int) -> None:
         if self._paused & why:
             self._paused &= ~why

@@ -17,7 +17,7 @@ from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
-from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.listeners import http_answer
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -31,7 +31,6 @@ ORIGIN_MAX = 300
 BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
 
-_LONG_BODY = f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
 _VERSION = "13"
 
 
@@ -50,12 +49,11 @@ class Door:
         self.waiting = 0
 
 
-class _Answer(Exception):  # noqa: N818
-    """Raised to answer the request in plain HTTP."""
+class _Answer(RequestRefusedError):  # noqa: N818
+    """Raised to answer in plain HTTP a request that breaks no limit."""
 
     def __init__(self, status: int, text: str, **headers: str) -> None:
-        super().__init__(text)
-        self.status = HTTPStatus(status)
+        super().__init__(status, text)
         self.headers = headers
 
 
@@ -70,7 +68,9 @@ class Handshake(asyncio.Protocol):
         self._version = ""
         self._headers: dict[str, list[str]] = {}
         self._meter = RequestMeter(URL_BYTES_MAX)
-        self._complete = self._answered = False
+        self._connection: WebSocketConnection | None = None
+        """The connection that the request opens, once it is complete."""
+        self._answered = False
         self._timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -89,69 +89,45 @@ class Handshake(asyncio.Protocol):
         if self._timer is None or self._answered:
             return
         try:
-            rest = self._feed(data)
-            if self._complete:
-                self._upgrade(self._judge(), rest)
+            end = self._meter.feed(self._parser, data)
+            if self._connection is not None:
+                self._upgrade(self._connection, b"" if end is None else data[end:])
         except RequestRefusedError as refusal:
-            self._refuse_request(refusal)
-        except _Answer as answer:
-            self._answer(answer)
-
-    def _feed(self, data: bytes) -> bytes:
-        """Feed received data to the parser. Return the data that follows the handshake."""
-        at = 0
-        for piece in self._meter.pieces(memoryview(data)):
-            try:
-                self._parser.feed_data(piece)
-            except httptools.HttpParserUpgrade as found:
-                return data[at + found.args[0] :]
-            except httptools.HttpParserError as error:
-                if data.startswith(TLS_HELLO):
-                    self._refused(TLS_ON_PLAIN_PORT)
-                raise _refusal_for(error) from None
-            if self._complete:
-                break  # data after the request is ignored
-            at += len(piece)
-        return b""
-
-    def _refuse_request(self, refusal: RequestRefusedError) -> None:
-        self._door.shared.request_refused(peer_name(self._transport), str(refusal))
-        self._answer(_Answer(refusal.status, str(refusal)))
+            self._answer(refusal)
 
     def _give_up(self) -> None:
         if self._answered:
             return  # `hang_up` ends the connection
-        if self._method or self._url:
+        if self._url:
             why = f"a request must come within {HANDSHAKE_TIMEOUT_S:g} s"
-            self._refuse_request(RequestRefusedError(408, why))
+            self._answer(RequestRefusedError(408, why))
         else:
             self._transport.abort()
 
-    # Callbacks of the parser; only the first request counts
+    # Callbacks of the parser. The parser stops after the first head: it is refused, answered or an upgrade.
 
     def on_url(self, url: bytes) -> None:
-        if not self._complete:
-            self._meter.url(len(url))
-            self._url += url
+        self._meter.url(len(url))
+        self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if not self._complete:
-            self._meter.header(len(name) + len(value))
-            key = name.decode("latin-1").lower()
-            self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+        self._meter.header(len(name) + len(value))
+        key = name.decode("latin-1").lower()
+        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
 
     def on_headers_complete(self) -> None:
-        if not self._complete:
-            self._complete = True
-            self._method = self._parser.get_method().decode("latin-1")
-            self._version = self._parser.get_http_version()
+        self._method = self._parser.get_method().decode("latin-1")
+        self._version = self._parser.get_http_version()
+        self._connection = self._judge()
 
     # Outcome of the request
 
     def _judge(self) -> WebSocketConnection:
         """Return the connection that this request opens. Raise the answer if it opens none."""
         if int(self._header("content-length") or 0) > BODY_BYTES_MAX:
-            raise RequestRefusedError(413, _LONG_BODY)
+            raise RequestRefusedError(
+                413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
+            )
         path = self._url.partition(b"?")[0].decode("latin-1")
         shared = self._door.shared
         if path == "/healthz":
@@ -221,12 +197,17 @@ class Handshake(asyncio.Protocol):
         )
         upgrade(connection, self._transport, request.encode() + rest)
 
-    def _answer(self, answer: _Answer) -> None:
+    def _answer(self, refusal: RequestRefusedError) -> None:
+        headers = {}
+        if isinstance(refusal, _Answer):
+            headers = refusal.headers
+        else:
+            self._door.shared.request_refused(peer_name(self._transport), str(refusal))
         self._answered = True
         self._headers = {}  # a slow peer must not keep the request in memory
-        body = f"{answer}\n".encode()
+        body = f"{refusal}\n".encode()
         with_body = self._method != "HEAD"
-        data = http_answer(answer.status, body, with_body=with_body, **answer.headers)
+        data = http_answer(HTTPStatus(refusal.status), body, with_body=with_body, **headers)
         self._transport.write(data)
         hang_up(self._transport, self._end_wait)
 
@@ -241,14 +222,6 @@ class Handshake(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
             self._door.waiting -= 1
-
-
-def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError | _Answer:
-    if isinstance(error.__context__, RequestRefusedError):
-        return error.__context__
-    if "overflow" in str(error):
-        return RequestRefusedError(413, _LONG_BODY)
-    return _Answer(400, "this is not an HTTP request")
 
 
 def _is_key(text: str) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from headrace.config.load import RULE_SETTINGS, SETTINGS
+from headrace.config.load import RULE_SETTINGS, SETTINGS, value_of
 from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
@@ -58,9 +58,9 @@ class Reload(NamedTuple):
 def merge(current: Config, wanted: Config) -> Reload:
     """Copy the settings that may change at runtime from `wanted` into `current`."""
     rules, waiting_rules = _merged_rules(current.topics, wanted.topics)
-    values = {key: _value(wanted, key) for key in SETTINGS if not key.startswith(_JOBS)}
+    values = {key: value_of(wanted, key) for key in SETTINGS if not key.startswith(_JOBS)}
     values |= {TOKENS: wanted.access.token, RULES: rules}
-    different = [key for key, value in values.items() if value != _value(current, key)]
+    different = [key for key, value in values.items() if value != value_of(current, key)]
     waiting = [key for key in different if key in SETTINGS and not SETTINGS[key].reloads]
     changed = [key for key in different if key not in waiting]
     config = current
@@ -87,11 +87,6 @@ def _merged_rules(
         if prefix in after or any(getattr(merged, key) is not None for key in kept):
             rules.append(merged)
     return tuple(rules), list(waiting)
-
-
-def _value(config: Config, key: str) -> Any:
-    section, _, name = key.rpartition(".")
-    return getattr(getattr(config, section) if section else config, name)
 
 
 def _replaced(config: Config, key: str, value: Any) -> Config:

@@ -17,9 +17,12 @@ import uvloop
 
 from headrace.broker.broker import Broker
 from headrace.broker.channel.batch_messages import BatchMessages
+from headrace.broker.channel.channel import ChannelRule
+from headrace.broker.channel.hub import Channels
 from headrace.broker.channel.snapshots import NotedSnapshots
 from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import BatchEvents
+from headrace.config.protocols import LastState
 from headrace.config.settings import Config, old_names
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
@@ -32,13 +35,14 @@ from headrace.log.retention import RetentionSweep
 from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
+from headrace.payload.reducers import reducer
 from headrace.picows_adapter import check_can_serve
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
-from headrace.server.channel.rules import make_channels, make_postgres
+from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
@@ -180,10 +184,18 @@ class Server:
             clock.now_ms,
         )
         self._store.batches.take_over(LOGUX_PREFIX, BatchEvents(self._logux.log, self._runner))
-        self._postgres = make_postgres(config, self._store)
-        snapshots = self._postgres or NotedSnapshots(self._store)
-        channels = self._channels = make_channels(
-            lambda: self._config, self._store, self._runner, snapshots, clock, self._metrics.count
+        self._postgres = make_postgres(config.channels.snapshots_url, self._store)
+        channels = self._channels = Channels(
+            self._store,
+            self._runner,
+            self._postgres or NotedSnapshots(self._store),
+            self._channel_rules(),
+            clock.now_ms,
+            elapsed_ms=clock.elapsed_ms,
+            members_max=config.channels.members_max,
+            remember_ms=int(config.channels.remember_s * 1000),
+            snapshot_age_ms=int(config.channels.snapshot_age_s * 1000),
+            count=self._metrics.count,
         )
         clock.went_back = channels.went_back
         self._broker.channels = channels.committed
@@ -244,6 +256,30 @@ class Server:
         addresses = " ".join(f"{name}={at}" for name, at in connections.listeners.items())
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
+
+    def _channel_rules(self) -> Callable[[str], ChannelRule]:
+        """Return a function of a channel's name. Raises `ConfigError` for a reducer that cannot be loaded."""
+        config = self._config
+        named = {config.channels.reducer: "channels.reducer"}
+        named |= {rule.reducer: "topics.reducer" for rule in config.topics if rule.reducer}
+        reducers = {name: reducer(name, partial(load_hook, key)) for name, key in named.items()}
+        rules: dict[ChannelRule, ChannelRule] = {}
+
+        def rule_of(channel: str) -> ChannelRule:
+            found = self._config.rule(CHANNEL_PREFIX + channel)
+            rule = ChannelRule(
+                reducers[found.reducer],
+                int(found.lease_s * 1000),
+                int(found.grace_s * 1000),
+                int(config.channels.presence_s * 1000),
+                tuple(found.retention_wait_for),
+                found.last_state is LastState.KEPT,
+            )
+            return rules.setdefault(
+                rule, rule
+            )  # many channels have the same settings, and share them
+
+        return rule_of
 
     async def stop(self) -> None:
         """Stop accepting, finish and acknowledge accepted publishes, apply all commits, close everything."""

@@ -180,8 +180,8 @@ class TopicConnection(Connection):
         self._answer_soon()
 
     def is_silent(self, now: float) -> bool:
-        if self._paused & ~Pause.ANSWERS:
-            self._heard_s = now  # the server does not read, so it cannot hear the peer
+        if self._is_unread:
+            self._heard_s = now
         return now >= self._heard_s + self._shared.limits.silence_s
 
     def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:

@@ -17,7 +17,7 @@ from headrace.picows_adapter import (
     WSTransport,
     serve,
 )
-from headrace.server.connection import Connection, Connections, Pause
+from headrace.server.connection import Connection, Connections
 from headrace.session.server import ServerSession
 from headrace.wire import websocket
 
@@ -112,9 +112,10 @@ class HeardConnections:
         self.open: dict[HeardConnection, None] = {}
 
     def tick(self, now: float) -> None:
-        """Look at the peers that were silent longest. Each of them then ends or moves to the end."""
-        while self.open and next(iter(self.open)).tick(now):
-            pass
+        """Look at the peers that were silent longest."""
+        for connection in list(self.open):
+            if not connection.tick(now):
+                break
 
 
 class HeardConnection(WebSocketConnection):
@@ -138,11 +139,6 @@ class HeardConnection(WebSocketConnection):
         if self.hub.open.pop(self, self) is None:
             self.hub.open[self] = None
 
-    @property
-    def _is_unread(self) -> bool:
-        """True if the server does not read. A pause for unread answers does not count: the peer causes it."""
-        return bool(self._paused & ~Pause.ANSWERS)
-
 
 class PingedConnections(HeardConnections):
     """The connections of one protocol: silent peers are pinged, and closed if they stay silent."""
@@ -152,12 +148,6 @@ class PingedConnections(HeardConnections):
         self.ping_s = ping_s
         self.timeout_s = timeout_s
         """Time for an answer to the ping."""
-
-    def tick(self, now: float) -> None:
-        # A peer that was pinged stays where it is.
-        for connection in list(self.open):
-            if not connection.tick(now):
-                break
 
 
 class PingedConnection(HeardConnection):

@@ -5,7 +5,8 @@ import os
 
 import pytest
 
-from headrace.cli.publish import LineTooLongError, read_lines
+from headrace.cli.common.output import CommandError
+from headrace.cli.publish import read_lines
 
 
 async def gather(data: bytes) -> list[bytes]:
@@ -14,7 +15,7 @@ async def gather(data: bytes) -> list[bytes]:
     os.close(writer)
     lines = []
     try:
-        async for batch in read_lines(reader, 10):
+        async for batch in read_lines(reader, 10, "a record"):
             lines += batch
     finally:
         os.close(reader)
@@ -39,7 +40,7 @@ async def test_each_line_without_its_newline(data, lines):
 
 async def test_a_line_comes_before_the_next_is_written():
     reader, writer = os.pipe()
-    batches = read_lines(reader, 10)
+    batches = read_lines(reader, 10, "a record")
     os.write(writer, b"one\ntw")
     assert await anext(batches) == [b"one"]
     os.write(writer, b"o\n")
@@ -54,9 +55,9 @@ async def test_a_line_that_is_too_long_is_named_after_those_before_it(end):
     reader, writer = os.pipe()
     os.write(writer, b"a\n" + b"x" * 11 + end)
     os.close(writer)
-    batches = read_lines(reader, 10)
+    batches = read_lines(reader, 10, "a record")
     got = await anext(batches)
-    with pytest.raises(LineTooLongError, match="line 2 is longer than 10 bytes"):
+    with pytest.raises(CommandError, match="line 2 is longer than 10 bytes, the most a record can"):
         await anext(batches)
     assert got == [b"a"]
     os.close(reader)
@@ -68,7 +69,7 @@ async def test_many_chunks_keep_every_line(tmp_path):
     file.write_bytes(b"\n".join(lines) + b"\n")
     fd = os.open(file, os.O_RDONLY)
     got = []
-    async for batch in read_lines(fd, 1000):
+    async for batch in read_lines(fd, 1000, "a record"):
         got += batch
         await asyncio.sleep(0)
     os.close(fd)
@@ -78,5 +79,5 @@ async def test_many_chunks_keep_every_line(tmp_path):
 async def test_an_error_of_the_file_is_raised(tmp_path):
     fd = os.open(tmp_path, os.O_RDONLY)
     with pytest.raises(IsADirectoryError):
-        await anext(read_lines(fd, 10))
+        await anext(read_lines(fd, 10, "a record"))
     os.close(fd)

@@ -9,15 +9,12 @@ from typing import Any
 import pytest
 
 from headrace.broker.channel.notes import StoredSnapshot, snapshot_note
-from headrace.config.protocols import ChannelSettings
-from headrace.config.settings import Config
 from headrace.errors import ConfigError
 from headrace.log.store import Note, Topic
 from headrace.model import Durability
 from headrace.payload.channel import Content
 from headrace.server.channel import snapshots as postgres_snapshots
-from headrace.server.channel.rules import make_postgres
-from headrace.server.channel.snapshots import DatabaseError, PostgresSnapshots
+from headrace.server.channel.snapshots import DatabaseError, PostgresSnapshots, make_postgres
 
 DOWN = DatabaseError("no route to db.internal", is_down=True)
 REFUSED = DatabaseError("a check is violated", is_down=False)
@@ -357,13 +354,12 @@ def test_without_psycopg_the_extra_is_named(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "psycopg", None)
     monkeypatch.delitem(sys.modules, "headrace.server.channel.postgres", raising=False)
     monkeypatch.delattr("headrace.server.channel.postgres", raising=False)
-    config = Config(channels=ChannelSettings(snapshots_url="postgresql://localhost/headrace"))
     with pytest.raises(ConfigError, match=r"pip install 'headrace\[postgres\]'"):
-        make_postgres(config, Store())  # type: ignore[arg-type]
+        make_postgres("postgresql://localhost/headrace", Store())  # type: ignore[arg-type]
 
 
 def test_without_a_url_there_is_no_database():
-    assert make_postgres(Config(), Store()) is None  # type: ignore[arg-type]
+    assert make_postgres("", Store()) is None  # type: ignore[arg-type]
 
 
 def test_an_error_of_the_driver_does_not_tell_the_password():

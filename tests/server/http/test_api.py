@@ -7,8 +7,6 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -24,39 +22,12 @@ from headrace.errors import BadTopicNameError, ChannelError, StoreFailedError
 from headrace.printing import quoted
 from headrace.server.http.api import EXCEPTION_HANDLERS
 from headrace.testing import ServerProcess, wait_until
+from tests.system.support import children, metrics
 
 PAGE = (Path(__file__).parents[3] / "docs" / "http.md").read_text("utf-8")
 ADDRESS = "http://127.0.0.1:8121"
 PAUSE_S = 0.25
 """Pause that is longer than the maximum duration of a run in the index."""
-
-_topics = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    """One server for the tests of this file, each with its own topics."""
-    directory = tmp_path_factory.mktemp("http") / "data"
-    with ServerProcess(directory, "--set", "journal.rotate_s=0.1") as server:
-        yield server
-        assert "Traceback" not in server.stderr, server.stderr
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess):
-    with connect_blocking(server.figg_url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic/{next(_topics)}"
 
 
 def ask(http: httpx.Client, path: str, **query: object) -> Any:
@@ -369,23 +340,13 @@ def test_health_says_that_publishes_are_held_back_and_when_they_no_longer_are(tm
         assert httpx.get(health).status_code == 200
 
 
-def children(pid: int) -> list[int]:
-    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [int(child) for child in found]
-
-
 def test_metrics_count_what_happened(http, client, topic, server):
-    def metrics() -> dict[str, float]:
-        text = http.get("/metrics").text
-        lines = [line for line in text.splitlines() if not line.startswith("#")]
-        return {name: float(value) for name, value in map(str.split, lines)}
-
-    before = metrics()
+    before = metrics(server)
     for _ in range(3):
         client.publish(topic, b"x")
     with connect_blocking(server.figg_url) as other:
         other.publish(topic, b"x")
-    after = metrics()
+    after = metrics(server)
     names = ("headrace_records_published_total", "headrace_connections_total")
     assert [after[name] - before.get(name, 0) for name in names] == [4, 1]
     assert after["headrace_pending_bytes"] == 0

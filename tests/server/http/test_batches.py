@@ -3,7 +3,6 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator
 from itertools import count
 
 import httpx
@@ -19,23 +18,11 @@ from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
+from tests.system.support import metrics
+
+SETTINGS = ("limits.staged_bytes_max=8000000",)
 
 _producers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("batches") / "data"
-    flags = ("journal.rotate_s=0.1", "limits.staged_bytes_max=8000000")
-    with ServerProcess(directory, *(f"--set={flag}" for flag in flags)) as server:
-        yield server
-        assert "Traceback" not in server.stderr, server.stderr
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
 
 
 @pytest.fixture
@@ -72,13 +59,7 @@ def test_an_upload_is_answered_with_its_name_and_size(http, server):
     assert staged_id in staged_files(server)
 
 
-def refused(http: httpx.Client) -> int:
-    lines = http.get("/metrics").text.splitlines()
-    [value] = [line.split()[1] for line in lines if line.startswith("headrace_duplicates_refused")]
-    return int(value)
-
-
-def test_a_batch_is_answered_when_it_is_appended(http, producer):
+def test_a_batch_is_answered_when_it_is_appended(http, server, producer):
     topic = f"of {producer}"
     staged = stage(http, block(topic, [b"one", b"two"]))
     expected = {"producer": producer, "number": 7}
@@ -86,10 +67,10 @@ def test_a_batch_is_answered_when_it_is_appended(http, producer):
     assert answer.status_code == 200
     assert answer.json() == expected | {"duplicate": False, "records": 2, "damaged": 0}
     assert records(http, topic) == 2
-    before = refused(http)
+    before = metrics(server)["headrace_duplicates_refused_total"]
     again = decide(http, producer, 7, stage(http, block(topic, [b"one"])))
     assert again.json() == expected | {"duplicate": True, "records": 0, "damaged": 0}
-    assert refused(http) == before + 1
+    assert metrics(server)["headrace_duplicates_refused_total"] == before + 1
     passed_over = decide(http, producer, 6)
     assert passed_over.status_code == 409
     assert "batch 6 of producer" in passed_over.json()["error"]

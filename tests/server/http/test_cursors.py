@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from itertools import count
 
 import httpx
@@ -19,20 +18,6 @@ from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore
 
 _numbers = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    directory = tmp_path_factory.mktemp("cursors") / "data"
-    with ServerProcess(directory, "--set", "journal.rotate_s=0.1") as server:
-        yield server
-        assert "Traceback" not in server.stderr, server.stderr
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The HTTP listener's limits on requests: a violation is answered early and clearly."""
+"""The HTTP listener's limits on requests and connections: a violation is answered early and clearly."""
 
 import json
 from collections.abc import AsyncIterator
@@ -12,6 +12,7 @@ from headrace.server.http.listener import PIPELINED_MAX
 from headrace.server.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from tests.server.listener import BODY_BYTES_MAX, LONGEST_BODY_BYTES, Listener, Peer, until
 
+CONNECTIONS_MAX = 3
 GET = b"GET / HTTP/1.1\r\nHost: test\r\n"
 POST = b"POST /body HTTP/1.1\r\nHost: test\r\n"
 CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n"
@@ -279,3 +280,51 @@ async def test_what_a_waiting_request_holds_is_released_with_its_connection(
     assert listener.memory.bytes
     peer.close()
     await until(lambda: not listener.memory.bytes)
+
+
+# Connections: silent peers, and too many peers
+
+
+@pytest.fixture
+async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listener]:
+    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 0.2)
+    async with Listener(CONNECTIONS_MAX) as made:
+        yield made
+
+
+async def answered(peer: Peer) -> None:
+    peer.send(GET + b"\r\n")
+    answer = await peer.answer()
+    assert (answer.status, answer.body) == (200, b"hello")
+
+
+async def test_a_peer_that_asks_nothing_is_dropped(impatient: Listener) -> None:
+    peer = await impatient.connect()
+    assert await peer.ended()
+    peer.close()
+
+
+@pytest.mark.parametrize("earlier", [0, 1])
+async def test_a_request_that_does_not_arrive_whole_is_given_up(
+    impatient: Listener, earlier: int
+) -> None:
+    peer = await impatient.connect()
+    for _ in range(earlier):
+        await answered(peer)
+    peer.send(GET)
+    assert (await peer.answer()).status == 408
+    assert await peer.ended()
+    peer.close()
+
+
+async def test_connections_beyond_the_bound_are_closed_at_once(impatient: Listener) -> None:
+    kept = [await impatient.connect() for _ in range(CONNECTIONS_MAX)]
+    for peer in kept:
+        await answered(peer)
+    late = await impatient.connect()
+    assert await late.ended()
+    late.close()
+    kept.pop().close()
+    for peer in kept:
+        await answered(peer)
+        peer.close()

@@ -3,9 +3,7 @@
 import asyncio
 import socket
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import count
 
 import httpx
 import pytest
@@ -15,32 +13,6 @@ from headrace import connect_blocking
 from headrace.server.http import topics as api_topics
 from headrace.server.http.topics import LongPolls
 from headrace.testing import ServerProcess
-
-_topics = count()
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
-    with ServerProcess(tmp_path_factory.mktemp("waiting") / "data") as server:
-        yield server
-        assert "Traceback" not in server.stderr, server.stderr
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess):
-    with connect_blocking(server.figg_url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic/{next(_topics)}"
 
 
 def topics(http: httpx.Client, **query: object) -> dict:

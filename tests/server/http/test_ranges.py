@@ -5,7 +5,7 @@ import signal
 import socket
 import struct
 from collections.abc import Iterator
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ import httpx
 import pytest
 from crc32c import crc32c
 
-from headrace import connect_blocking
 from headrace.log.read.index import HEADER_BYTES, Row, decode_header, decode_rows
 from headrace.log.records import split_records
 from headrace.testing import ServerProcess, wait_until
@@ -37,8 +36,6 @@ durability = "memory"
 
 PATHS = ["/v1/index", "/v1/range", "/v1/splits"]
 
-_topics = count()
-
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
@@ -48,23 +45,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
         yield server
         assert server.running, server.stderr
         assert "Traceback" not in server.stderr, server.stderr
-
-
-@pytest.fixture(scope="module")
-def http(server: ServerProcess) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.http_url, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def client(server: ServerProcess):
-    with connect_blocking(server.figg_url) as client:
-        yield client
-
-
-@pytest.fixture
-def topic() -> str:
-    return f"topic/{next(_topics)}"
 
 
 @pytest.fixture

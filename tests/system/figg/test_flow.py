@@ -62,20 +62,10 @@ def test_pong_and_ack_do_not_queue_behind_a_backlog(start: Start, live: bool) ->
             slow.expect(ATTACHED)
             fill(server, b"t", 64 * MIB)
         for stamp in range(5):
-            read_slowly(slow, set(), 2 * MIB)
+            slow.read_slowly(set(), 2 * MIB)
             slow.send(figg.ping(stamp), figg.publish(b"other", stamp, b"x"))
-            ahead = read_slowly(slow, {(PONG, stamp), (ACK, stamp)})
+            ahead = slow.read_slowly({(PONG, stamp), (ACK, stamp)})
             assert ahead < 2 * MIB, "so much may be ahead of it in the buffers of both sides"
-
-
-def read_slowly(wire: Wire, wanted: set[tuple[int, int]], bytes_min: int = 0) -> int:
-    """Read 64 KiB every 10 ms until all wanted types and numbers came; return the number of bytes read."""
-    read = 0
-    while wanted or read < bytes_min:
-        read += wire.read(65536)
-        time.sleep(0.01)
-        wanted = wanted - {(message.type, message.number) for message in wire.taken()}
-    return read
 
 
 def test_the_existing_client_is_not_dropped_by_its_pings_during_a_long_backlog(

@@ -14,7 +14,7 @@ from websockets.headers import build_extension
 from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import SMALL, Dial, Start
 from tests.system.figg import foreign as foreign_figg
-from tests.system.support import held_back
+from tests.system.support import held_back, metrics
 from tests.system.wombat.foreign import PONG, Closed, Message, Wire, frame, ping, publish
 
 KEY = "dGhlIHNhbXBsZSBub25jZQ=="
@@ -291,6 +291,17 @@ def test_what_is_not_http_is_refused_or_closed(
     found = ask(server, garbage)
     assert found is None or 400 <= found.status < 600
     assert dial().alive()
+
+
+def test_tls_is_recognised_and_logged_as_on_the_http_listener(start: Start) -> None:
+    server = start()
+    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
+    for count, address in enumerate((server.ws, server.http), 1):
+        with socket.create_connection(address, timeout=30) as connection:
+            connection.sendall(hello)
+            assert b"this is TLS, and the port is plain" in connection.recv(1000)
+        assert metrics(server)["headrace_http_requests_refused_total"] == count
+    assert "request refused, this is TLS" in server.stderr
 
 
 @pytest.mark.parametrize(

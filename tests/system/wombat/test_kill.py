@@ -14,8 +14,10 @@ import pytest
 
 from headrace.testing import LogChecker, ServerProcess, wait_until
 from tests.system.checked import (
+    TINY,
     assert_sound,
     end_of,
+    end_one_life,
     in_threads,
     serial_at_end,
     subscriber,
@@ -23,7 +25,6 @@ from tests.system.checked import (
     wombat_subscriber,
 )
 from tests.system.conftest import Start
-from tests.system.lives import TINY, end_one_life
 from tests.system.support import verify
 from tests.system.wombat.foreign import NUMBERS, Client
 

@@ -17,7 +17,7 @@ from typer.core import TyperArgument, TyperCommand, TyperGroup
 from headrace.cli.common.output import UsageError
 from headrace.cli.common.server import HttpApi, request
 from headrace.config.load import SETTINGS, Loaded, load, nearest
-from headrace.config.settings import Listen
+from headrace.config.settings import Config, Listen
 from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
 from headrace.printing import quoted
@@ -87,16 +87,37 @@ Topic = Annotated[str, argument("TOPIC", "The topic's name.", autocompletion=com
 ConfigFile = Annotated[
     Path | None, option("--config FILE", "A TOML file of settings.  [env HEADRACE_CONFIG]")
 ]
-DataDir = Annotated[str | None, option("--data-dir DIR", SETTINGS["data_dir"].doc)]
-ReadDataDir = Annotated[
-    str | None, option("--data-dir DIR", "The server's data directory.  [default headrace-data]")
-]
+
+
+class DataFlags(NamedTuple):
+    """Options of commands that use a data directory without its server."""
+
+    data_dir: Annotated[
+        str | None,
+        option("--data-dir DIR", "The server's data directory.  [default headrace-data]"),
+    ] = None
+    config_file: ConfigFile = None
+
+    @property
+    def config(self) -> Config:
+        return load({"data_dir": self.data_dir}, os.environ, self.config_file).config
+
+
+class HttpFlags(NamedTuple):
+    """Options of commands that ask the server's HTTP API."""
+
+    http: Http = None
+    token: Token = None
+
+    @property
+    def api(self) -> HttpApi:
+        return http_api(self.http, self.token)
 
 
 class SettingsFlags(NamedTuple):
     """Options of commands that take every setting."""
 
-    data_dir: DataDir = None
+    data_dir: Annotated[str | None, option("--data-dir DIR", SETTINGS["data_dir"].doc)] = None
     figg: Annotated[
         str | None, option("--figg HOST:PORT", "Where Figg answers; port 0 takes a free one.")
     ] = None
@@ -214,6 +235,13 @@ def http_api(http: str | None, token: str | None) -> HttpApi:
     return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None)
 
 
+def is_for_subcommand(context: typer.Context, *given: object) -> bool:
+    """True if a subcommand follows. Raise UsageError if options were given before it."""
+    if context.invoked_subcommand is not None and any(given):
+        raise UsageError(f"options go behind `{context.invoked_subcommand}`")
+    return context.invoked_subcommand is not None
+
+
 def only_one(**given: bool) -> None:
     """Raise UsageError if several of these options are given. Names are option names without dashes."""
     names = ["--" + name.replace("_", "-") for name, used in given.items() if used]
@@ -255,6 +283,10 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[Any], Any]:
         add = super().command(name, cls=_Command, **settings)
+        return lambda function: add(_with_groups(function))
+
+    def callback(self, **settings: Any) -> Callable[[Any], Any]:
+        add = super().callback(**settings)
         return lambda function: add(_with_groups(function))
 
 

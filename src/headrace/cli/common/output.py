@@ -3,12 +3,13 @@
 Functions that need `rich` import it themselves: it takes longer to load than most commands take to run.
 """
 
+import json
 import os
 import sys
 import time
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import typer
 from typer.exceptions import TyperException
@@ -53,6 +54,10 @@ def console() -> "Console":
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
+
+
+def print_json(value: Any) -> None:
+    typer.echo(json.dumps(value, ensure_ascii=False))
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

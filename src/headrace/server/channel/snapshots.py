@@ -22,6 +22,7 @@ from typing import Any, Protocol, TypeVar
 from headrace.broker.channel.channel import Done, Failed, Loaded
 from headrace.broker.channel.notes import StoredSnapshot, read_snapshot
 from headrace.broker.channel.snapshots import OLDER_MAX, Older
+from headrace.errors import ConfigError
 from headrace.log.store import Store
 from headrace.model import CHANNEL_PREFIX
 from headrace.printing import described, quoted
@@ -171,6 +172,20 @@ class PostgresSnapshots:
     def _on_loop(self, call: Callable[..., object], *args: object) -> None:
         with suppress(RuntimeError):  # the loop is closed, so no caller waits
             self._loop.call_soon_threadsafe(call, *args)
+
+
+def make_postgres(url: str, store: Store) -> PostgresSnapshots | None:
+    """Return the store of snapshots at a URL; None without a URL. Raises `ConfigError`."""
+    if not url:
+        return None
+    try:
+        from headrace.server.channel import postgres
+    except ImportError as error:
+        raise ConfigError(
+            f"channels.snapshots_url needs psycopg, which cannot be loaded ({error}): "
+            "pip install 'headrace[postgres]'"
+        ) from None
+    return PostgresSnapshots(store, postgres.connector(url))
 
 
 @dataclass(slots=True, eq=False)

@@ -23,7 +23,7 @@ from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
-from headrace.server.access import AccessGate
+from headrace.server.access import AccessGate, refused
 from headrace.server.clock import SteadyClock
 from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
@@ -171,15 +171,15 @@ _ERRORS: dict[type[Exception], int] = {
 
 
 async def _answer(request: Request, error: Exception) -> Response:
-    text, facts = str(error), {}
+    if isinstance(error, RefusalWithFacts):
+        return JSONResponse({"error": error.detail} | error.facts, error.status_code)
+    if isinstance(error, errors.ChannelError):
+        facts = {"error": str(error), "code": error.code, "retry": error.retry}
+        return JSONResponse(facts, STATUSES[error.code])
     if isinstance(error, HTTPException):
-        status, text = error.status_code, error.detail
-        facts = error.facts if isinstance(error, RefusalWithFacts) else {}
-    elif isinstance(error, errors.ChannelError):
-        status, facts = STATUSES[error.code], {"code": error.code, "retry": error.retry}
-    else:
-        status = next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)
-    return JSONResponse({"error": text} | facts, status)
+        return refused(request.scope, error.status_code, error.detail)
+    status = next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)
+    return refused(request.scope, status, str(error))
 
 
 EXCEPTION_HANDLERS = dict.fromkeys((HTTPException, errors.ChannelError, *_ERRORS), _answer)

@@ -36,10 +36,9 @@ from headrace.server.http.openapi import (
     MESSAGES_MAX,
     PATHS,
     RAW,
-    STATUSES,
     WAIT_S_MAX,
 )
-from headrace.server.http.requests import body, number
+from headrace.server.http.requests import body, limit, number
 from headrace.wire import channel as wire
 
 WAITING_MAX = 1000
@@ -101,9 +100,9 @@ class ChannelsApi:
 
     async def send(self, request: Request) -> Response:
         name, processor = self._asked(request)
-        sent = _number(request, "number")
+        sent = number(request.query_params.get("number"), "number")
         if not 1 <= sent <= NUMBER_MAX:
-            raise _bad(f"number must be 1 to {NUMBER_MAX}")
+            raise HTTPException(400, f"number must be 1 to {NUMBER_MAX}")
         content = await _content(request, PAYLOAD_BYTES_MAX)
         accepted: Accepted = await self._ask(
             name,
@@ -116,11 +115,11 @@ class ChannelsApi:
         name, processor = self._asked(request)
         query = request.query_params
         is_raw = RAW in request.headers.get("accept", "")
-        limit = _limit(request, "max", 1 if is_raw else MESSAGES_MAX)
-        wait_s = min(_number(request, "wait_s", 0), WAIT_S_MAX)
+        most = limit(request, 1 if is_raw else MESSAGES_MAX, "max")
+        wait_s = min(number(query.get("wait_s", "0"), "wait_s"), WAIT_S_MAX)
         if "ack" in query:
             await self._ack(name, processor, _offset(request, "ack"))
-        asked = _Poll(name, processor, limit, _offset(request, "from") if "from" in query else None)
+        asked = _Poll(name, processor, most, _offset(request, "from") if "from" in query else None)
         batch = await self._fetch(asked)
         if wait_s and not _is_news(batch):
             batch = await self._wait(request, asked, wait_s)
@@ -182,12 +181,12 @@ class ChannelsApi:
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
-        limit = _limit(request, "limit", CHANNELS_LISTED_MAX)
+        most = limit(request, CHANNELS_LISTED_MAX)
         found = self._channels.report.names(
-            query.get("prefix", ""), query.get("after", ""), limit + 1
+            query.get("prefix", ""), query.get("after", ""), most + 1
         )
-        described = [await self._describe(name) for name in found[:limit]]
-        return _json({"channels": described, "more": len(found) > limit})
+        described = [await self._describe(name) for name in found[:most]]
+        return _json({"channels": described, "more": len(found) > most})
 
     async def describe(self, request: Request) -> Response:
         return _json(await self._existing(self._named(request)))
@@ -214,7 +213,7 @@ class ChannelsApi:
     def _named(self, request: Request) -> str:
         name = request.query_params.get("name")
         if name is None:
-            raise _bad("name the channel: ?name=CHANNEL")
+            raise HTTPException(400, "name the channel: ?name=CHANNEL")
         check_channel_name(name)
         token, topic = request.scope.get("headrace.token"), CHANNEL_PREFIX + name
         if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
@@ -224,11 +223,11 @@ class ChannelsApi:
     def _asked(self, request: Request) -> tuple[str, str]:
         processor = request.query_params.get("processor")
         if processor is None:
-            raise _bad("name the processor")
+            raise HTTPException(400, "name the processor")
         try:
             check_processor(processor)
         except BadMessageError as error:
-            raise _bad(str(error)) from None
+            raise HTTPException(400, str(error)) from None
         token = request.scope.get("headrace.token")
         if token is not None and token.user not in (None, user_of(processor)):
             raise ChannelError("forbidden", f"the token is not of processor {processor!r}")
@@ -354,29 +353,6 @@ def _unavailable(refuse: _Refuse) -> Callable[[str], None]:
     return lambda reason: refuse(ChannelError("unavailable", reason))
 
 
-def _bad(text: str) -> ChannelError:
-    return ChannelError("bad-message", text)
-
-
-def _number(request: Request, name: str, otherwise: int | None = None) -> int:
-    text = request.query_params.get(name)
-    if text is None:
-        if otherwise is None:
-            raise _bad(f"{name} is missing")
-        return otherwise
-    try:
-        return number(text, name)
-    except HTTPException as error:
-        raise _bad(error.detail) from None
-
-
-def _limit(request: Request, name: str, most: int) -> int:
-    limit = min(_number(request, name, most), most)
-    if not limit:
-        raise _bad(f"{name} must be at least 1")
-    return limit
-
-
 def _origin(request: Request) -> Origin:
     text = request.query_params.get("from")
     return "state" if text == "state" else None if text is None else _offset(request, "from")
@@ -392,25 +368,20 @@ def _lease_ms(request: Request) -> int:
         lease_s = 0.0
     if not wire.LEASE_S_MIN <= lease_s <= wire.LEASE_S_MAX:
         bounds = f"{wire.LEASE_S_MIN:g} to {wire.LEASE_S_MAX:.0f}"
-        raise _bad(f"lease_s must be {bounds} seconds, not {text!r}")
+        raise HTTPException(400, f"lease_s must be {bounds} seconds, not {text!r}")
     return int(lease_s * 1000)
 
 
 def _offset(request: Request, name: str) -> int:
-    offset = _number(request, name)
+    offset = number(request.query_params.get(name), name)
     if offset > wire.OFFSET_MAX:
-        raise _bad(f"{name} must be at most {wire.OFFSET_MAX}")
+        raise HTTPException(400, f"{name} must be at most {wire.OFFSET_MAX}")
     return offset
 
 
 async def _content(request: Request, bytes_max: int) -> Content:
     """Return the body: as JSON if its Content-Type says so, else as bytes."""
-    try:
-        data = await body(request, bytes_max)
-    except HTTPException as error:
-        if error.status_code == STATUSES["too-large"]:
-            raise ChannelError("too-large", error.detail) from None
-        raise
+    data = await body(request, bytes_max)
     is_json = request.headers.get("content-type", "").partition(";")[0].strip().lower() == JSON
     if is_json:
         try:

@@ -17,7 +17,6 @@ from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-import httptools
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -32,7 +31,7 @@ from headrace.server.http.requests import (
     RequestMeter,
     RequestRefusedError,
 )
-from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.listeners import http_answer
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
@@ -119,16 +118,9 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         self._unset_keepalive_if_required()
         try:
-            for piece in self._meter.pieces(memoryview(data)):
-                self.parser.feed_data(piece)
-        except httptools.HttpParserUpgrade:
-            # The listener speaks only HTTP: the request is answered, and nothing after it is read.
-            self.cycle.keep_alive = False
-        except httptools.HttpParserError as error:
-            if data.startswith(TLS_HELLO):
-                self._refuse(RequestRefusedError(400, TLS_ON_PLAIN_PORT))
-            else:
-                self._refuse(_refusal_for(error))
+            if self._meter.feed(self.parser, data) is not None:
+                # The listener speaks only HTTP: the request is answered, and nothing after it is read.
+                self.cycle.keep_alive = False
         except RequestRefusedError as refusal:
             self._refuse(refusal)
 
@@ -283,16 +275,6 @@ class _Transport:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
-
-
-def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError:
-    if isinstance(error.__context__, RequestRefusedError):
-        return error.__context__
-    if "overflow" in str(error):  # in a Content-Length, or in the size of a chunk
-        return RequestRefusedError(413, "a body cannot be so long")
-    if isinstance(error, httptools.HttpParserCallbackError):  # an invalid URL
-        return RequestRefusedError(400, "this is not an HTTP request for this server")
-    return RequestRefusedError(400, f"this is not an HTTP request: {error}")
 
 
 _STOP_TIMEOUT_S = 2

@@ -6,9 +6,10 @@ parts, and also the bytes since the last callback: a header without an end never
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from typing import Any, Final, TypeVar
 
+import httptools
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
@@ -16,6 +17,7 @@ from headrace.broker.broker import Broker
 from headrace.log.store import ColdError, Store, Topic
 from headrace.model import Position, check_topic_name
 from headrace.printing import quoted
+from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT
 
 URL_BYTES_MAX = 65_535
 """Longest URL of the HTTP API, whose list of topics takes many names. Also the parser's limit."""
@@ -92,18 +94,29 @@ class RequestMeter:
         """Note that a part of the body has arrived."""
         self._called_back = True
 
-    def pieces(self, data: memoryview) -> Iterator[memoryview]:
-        """Yield the pieces for a parser, one after the other. The parser's callbacks come in between."""
-        at = 0
+    def feed(self, parser: httptools.HttpRequestParser, data: bytes) -> int | None:
+        """Give received data to a parser, which calls back meanwhile. Raise RequestRefusedError if it fails.
+
+        Return the number of bytes that belong to a request for an upgrade of the protocol; else None.
+        """
+        at, whole = 0, memoryview(data)
         while at < len(data):
-            piece = data[at : at + (_HEAD_PIECE_BYTES if self.in_head else _BODY_PIECE_BYTES)]
+            piece = whole[at : at + (_HEAD_PIECE_BYTES if self.in_head else _BODY_PIECE_BYTES)]
             self._called_back = False
-            yield piece
+            try:
+                parser.feed_data(piece)
+            except httptools.HttpParserUpgrade as found:
+                return at + int(found.args[0])
+            except httptools.HttpParserError as error:
+                if data.startswith(TLS_HELLO):
+                    raise RequestRefusedError(400, TLS_ON_PLAIN_PORT) from None
+                raise _refusal_for(error) from None
             at += len(piece)
             # Bytes after the last callback in a piece are not counted, so pieces must be small.
             self._silent_bytes = 0 if self._called_back else self._silent_bytes + len(piece)
             if self._bytes + self._silent_bytes > HEAD_BYTES_MAX:
                 self._refuse_silence()
+        return None
 
     def _refuse_silence(self) -> None:
         """Refuse a request with too many bytes since the last finished part."""
@@ -112,6 +125,16 @@ class RequestMeter:
         raise RequestRefusedError(
             400, f"trailers, and the line before a chunk, may have {HEAD_BYTES_MAX} bytes"
         )
+
+
+def _refusal_for(error: httptools.HttpParserError) -> RequestRefusedError:
+    if isinstance(error.__context__, RequestRefusedError):
+        return error.__context__
+    if "overflow" in str(error):  # in a Content-Length, or in the size of a chunk
+        return RequestRefusedError(413, "a body cannot be so long")
+    if isinstance(error, httptools.HttpParserCallbackError):  # an invalid URL
+        return RequestRefusedError(400, "this is not an HTTP request for this server")
+    return RequestRefusedError(400, f"this is not an HTTP request: {error}")
 
 
 class RequestMemory:
@@ -184,17 +207,19 @@ class RefusalWithFacts(HTTPException):
         self.facts = facts
 
 
-def number(text: str, name: str) -> int:
+def number(text: str | None, name: str) -> int:
+    if text is None:
+        raise HTTPException(400, f"{name} is missing")
     if not (text.isascii() and text.isdigit() and len(text) <= 20 and int(text) < 1 << 64):
         raise HTTPException(400, f"{name} must be a whole number below 2^64, not {text[:40]!r}")
     return int(text)
 
 
-def limit(request: Request, most: int) -> int:
+def limit(request: Request, most: int, name: str = "limit") -> int:
     """Return the number of entries that the client wants in one answer, at most `most`."""
-    wanted = number(request.query_params.get("limit", str(most)), "limit")
+    wanted = number(request.query_params.get(name, str(most)), name)
     if not wanted:
-        raise HTTPException(400, "limit must be at least 1")
+        raise HTTPException(400, f"{name} must be at least 1")
     return min(wanted, most)
 
 
