@@ -132,6 +132,10 @@ class Applier:
         for entry in entries:
             gathered.add(entry)
         self._write(gathered.plans.values())
+        for topic_id in gathered.plans:
+            # An error may come after the commit: the next attempt must ask the catalogue, and not truncate
+            # files to their ends before the commit.
+            self._known.pop(topic_id, None)
         dropped = self._record(gathered, applied)
         self._remember(gathered.plans.values())
         for path in dropped:
@@ -186,7 +190,6 @@ class Applier:
     def _remember(self, plans: Iterable[TopicChange]) -> None:
         """Keep the topics' states that the transaction has recorded."""
         for plan in plans:
-            self._known.pop(plan.row.id, None)
             if plan.changed and not plan.destroyed and not plan.trimmed:
                 if len(self._known) >= KNOWN_MAX:
                     self._known.clear()
