@@ -133,6 +133,24 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     assert store.store._ring.unsynced()
 
 
+def test_a_file_that_was_recycled_during_a_sync_is_synced_again(open_store, tmp_path):
+    store = open_store(tiny(tmp_path / "data", journal=Journal(file_bytes=65_536, files=2)))
+    store.append("written/topic", b"makes it")
+    store.applying = False
+    for payload in (b"in the first file", b"in the second file"):
+        store.append("written/topic", payload)
+        store.rotate()
+    store.append("written/topic", b"in the second file too")
+    store.store.sync_written()
+    sync = store.runner._steps.pop()
+    store.apply_waiting()
+    store.rotate()
+    store.append("written/topic", b"in the first file again")
+    sync()
+    current = store.store._ring.current
+    assert current is not None and store.store._ring.unsynced() == [current.path]
+
+
 # Holding back
 
 
