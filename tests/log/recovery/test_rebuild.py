@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 
 import pytest
 
@@ -408,6 +409,29 @@ def test_a_rebuild_that_was_killed_is_done_again(stopped, open_store, monkeypatc
     store = open_store()
     assert store.payloads("topic") == PAYLOADS
     assert store.store.topic("topic").end_offset > JUMP
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_rows_that_hold_survive_a_kill_of_the_rebuild(open_store, monkeypatch, changes):
+    store = open_store()
+    store.append_once("topic", "p", 1, b"x")
+    fill(store)  # more than the journal still holds
+    store._catalogue._db.execute("UPDATE topics SET crc = crc + 1")
+    store.crash()
+    left = iter(range(changes))
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        for name in ("rename", "link"):
+
+            def change(*args, change=getattr(Disk, name)):
+                if next(left, None) is None:
+                    raise KeyboardInterrupt
+                change(*args)
+
+            patch.setattr(Disk, name, change)
+        open_store()
+    store = open_store()
+    assert store.payloads("topic") == [b"x", *PAYLOADS]
+    assert store.append_once("topic", "p", 1, b"x").duplicate
 
 
 def test_a_segment_that_nothing_vouches_for_is_kept_aside(stopped, open_store):
