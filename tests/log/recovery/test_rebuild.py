@@ -419,15 +419,18 @@ def test_rows_that_hold_survive_a_kill_of_the_rebuild(open_store, monkeypatch, c
     store._catalogue._db.execute("UPDATE topics SET crc = crc + 1")
     store.crash()
     left = iter(range(changes))
+
+    def or_killed(change):
+        def call(*args):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            change(*args)
+
+        return call
+
     with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-        for name in ("rename", "link"):
-
-            def change(*args, change=getattr(Disk, name)):
-                if next(left, None) is None:
-                    raise KeyboardInterrupt
-                change(*args)
-
-            patch.setattr(Disk, name, change)
+        patch.setattr(Disk, "rename", or_killed(Disk.rename))
+        patch.setattr(Disk, "link", or_killed(Disk.link))
         open_store()
     store = open_store()
     assert store.payloads("topic") == [b"x", *PAYLOADS]

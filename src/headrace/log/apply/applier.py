@@ -171,9 +171,9 @@ class Applier:
                 continue
             # Records that are trimmed already need not be written to a file: most of a channel's messages.
             start = plan.row.start_offset
-            pieces = [one for one in plan.pieces if one.offset + len(one.data) > start]
-            if pieces:
-                writes.extend((plan.row, one) for one in self._layout_runs(plan, pieces))
+            appends = [entry for entry in plan.appends if entry.end > start]
+            if appends:
+                writes.extend((plan.row, one) for one in self._layout_runs(plan, appends))
         if 2 * len(writes) <= SYNC_EACH_MAX:
             for topic, one in writes:
                 self._write_segment(topic, one, sync=True)
@@ -195,7 +195,7 @@ class Applier:
                     self._known.clear()
                 self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
-    def _layout_runs(self, plan: TopicChange, pieces: list[index.EntryRun]) -> list[_Writes]:
+    def _layout_runs(self, plan: TopicChange, appends: list[journal.Entry]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -205,7 +205,7 @@ class Applier:
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
         writes: list[_Writes] = []
-        for row, parts in index.join_runs(pieces):
+        for row, parts in index.join_runs(appends):
             # A gap starts a new segment: without an index, bytes that have no row could be taken for records.
             new = (
                 current is None
