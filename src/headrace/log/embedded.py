@@ -109,6 +109,7 @@ class EmbeddedStore(ReadSide):
         handles = self._handles = Handles(self._catalogue, config.rule)
         # The tables answer these requests themselves.
         self.topic, self.look, self.topics = handles.get, handles.look, handles.list
+        self.forget = handles.drop
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
         self.last_sequence = self._synced = self._applied = next_sequence - 1
@@ -140,15 +141,6 @@ class EmbeddedStore(ReadSide):
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
-
-    def forget(self, topic: Topic) -> None:
-        if not self._is_pending(topic):
-            self._handles.drop(topic)
-
-    def _is_pending(self, topic: Topic) -> bool:
-        writing = self._writing.encoded if self._writing is not None else None
-        commits = [one.commit for one in (self._encoded, writing) if one is not None]
-        return self._gathering.mentions(topic) or any(one.mentions(topic) for one in commits)
 
     # Appending
 
@@ -226,8 +218,7 @@ class EmbeddedStore(ReadSide):
         done: Callable[[], None],
     ) -> None:
         assert topic.durability is not Durability.MEMORY
-        # The first records of a topic may still wait for their commit when the topic is destroyed.
-        assert topic.exists or not destroy or self._is_pending(topic)
+        # To be destroyed, a topic need not exist yet: its first records may still wait for their commit.
         assert topic.exists or trim is None
         assert trim is None or trim.offset <= topic.end_offset
         gathering = self._next_commit()
