@@ -29,7 +29,7 @@ from headrace.log.catalogue.catalogue import (
     DamagedCatalogueError,
     UnreadableCatalogueError,
 )
-from headrace.log.catalogue.pages import Pages, row_key
+from headrace.log.catalogue.pages import Pages
 from headrace.log.catalogue.rows import (
     RENAMED_FORMAT,
     RESERVED,
@@ -44,6 +44,7 @@ from headrace.log.catalogue.rows import (
     TombstoneRow,
     TopicRow,
     present,
+    row_key,
 )
 from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
