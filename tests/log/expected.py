@@ -1,6 +1,5 @@
 """Model of what may and must be in a log, built from requests and their answers. It knows no files."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +36,6 @@ class Expected:
         self.topics: dict[str, ExpectedTopic] = defaultdict(ExpectedTopic)
         self.cursors: dict[tuple[str, str], list[Position | None]] = {}
         """Position answered last and all that were asked since, by topic and reader. None: dropped."""
-
-    def copy(self) -> "Expected":
-        return copy.deepcopy(self)
 
     def begun(self, name: str, offset: int, ordinal: int, records: Sequence[bytes]) -> None:
         """Report that records are being written: after a crash they may be there or not."""
