@@ -142,6 +142,11 @@ class EmbeddedStore(ReadSide):
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
 
+    def _is_pending(self, topic: Topic) -> bool:
+        writing = self._writing.encoded if self._writing is not None else None
+        commits = [one.commit for one in (self._encoded, writing) if one is not None]
+        return self._gathering.mentions(topic) or any(one.mentions(topic) for one in commits)
+
     # Appending
 
     @property
@@ -218,7 +223,8 @@ class EmbeddedStore(ReadSide):
         done: Callable[[], None],
     ) -> None:
         assert topic.durability is not Durability.MEMORY
-        # To be destroyed, a topic need not exist yet: its first records may still wait for their commit.
+        # The first records of a topic may still wait for their commit when the topic is destroyed.
+        assert topic.exists or not destroy or self._is_pending(topic)
         assert topic.exists or trim is None
         assert trim is None or trim.offset <= topic.end_offset
         gathering = self._next_commit()

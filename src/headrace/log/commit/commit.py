@@ -102,6 +102,16 @@ class Commit:
             else:
                 known += records
 
+    def mentions(self, topic: Topic) -> bool:
+        return (
+            topic in self.appends
+            or topic in self.changed
+            or topic in self.destroyed
+            or any(once.topic is topic for once in self.numbered)
+            or any(trim.topic is topic for trim in self.trims)
+            or any(other is topic for other, _ in self.parts)
+        )
+
 
 class Encoded(NamedTuple):
     """A commit that is ready to be written."""

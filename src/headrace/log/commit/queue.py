@@ -40,6 +40,9 @@ class Gathering:
         self.pending_bytes = 0
         """Bytes of the requests for the journal; the caller subtracts a commit's size once it is written."""
 
+    def mentions(self, topic: Topic) -> bool:
+        return any(one.mentions(topic) for one in (self._current, *self._sealed, *self._memory))
+
     # Requests
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
