@@ -14,7 +14,6 @@ from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
 from headrace.model import Position
 from tests.log.conftest import tiny
-from tests.log.expected import read
 
 
 def append(store, name, *payloads, done=lambda: None):
@@ -225,10 +224,10 @@ def test_readers_see_everything_once_while_it_is_applied(store, monkeypatch):
     for _ in range(3):
         for name in names:
             store.append(name, b"one", b"two")
-    before = {name: read(store, store.store.topic(name)) for name in names}
+    before = {name: store.content(name) for name in names}
     store.store._close_file()
     while store.runner.step():
-        assert {name: read(store, store.store.topic(name)) for name in names} == before
+        assert {name: store.content(name) for name in names} == before
     assert not any(store.store.topic(name).tail for name in names)
 
 
@@ -237,12 +236,12 @@ def test_readers_see_everything_between_applying_and_being_told_of_it(store):
     store.append("topic", b"one", b"two")
     store.rotate()
     store.append("topic", b"three")
-    before = read(store, store.store.topic("topic"))
+    before = store.content("topic")
     (closed,) = store._waiting
     store._applier.apply_file(closed)
-    assert read(store, store.store.topic("topic")) == before
+    assert store.content("topic") == before
     store.store.applied(closed.path)
-    assert read(store, store.store.topic("topic")) == before
+    assert store.content("topic") == before
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -13,7 +13,7 @@ from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_rows
 from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
-from tests.log.expected import check_order, read
+from tests.log.expected import check_order
 
 NAMES = ["small", "mixed", "written/w"]
 KINDS = {
@@ -64,7 +64,7 @@ def known(request, tmp_path_factory) -> Known:
             store.rotate()
     found = Known(path)
     for name in NAMES:
-        found.records[name] = read(store, store.store.topic(name))
+        found.records[name] = store.content(name)
     for one in store.listener.appended:
         if not found.commits or one.topic.name in found.commits[-1]:
             found.commits.append({})
@@ -125,7 +125,7 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
     lost: dict[str, set[int]] = {}
     for name in NAMES:
         topic = store.store.topic(name)
-        found = read(store, topic)
+        found = store.content(topic.name)
         check_order(name, topic, found)
         assert found.items() <= known.records[name].items(), "never published, or elsewhere"
         lost[name] = set(known.records[name]) - set(found)
@@ -140,10 +140,10 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
         assert end > max(known.records[name]) or tail
         store.append(name, b"after the damage")
     store.settle()
-    before = {name: read(store, store.store.topic(name)) for name in NAMES}
+    before = {name: store.content(name) for name in NAMES}
     store.crash()
     store = StepStore(tiny(path))
-    assert {name: read(store, store.store.topic(name)) for name in NAMES} == before
+    assert {name: store.content(name) for name in NAMES} == before
     assert all(store.payloads(name)[-1] == b"after the damage" for name in NAMES)
     store.crash()
 
