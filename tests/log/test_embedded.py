@@ -13,6 +13,7 @@ from headrace.log.commit import journal
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
 from headrace.model import Position
+from tests.fakes.disk import flip
 from tests.log.conftest import tiny
 
 
@@ -324,10 +325,7 @@ def test_a_reader_says_how_much_is_lost_and_goes_on(store, caplog):
     store.settle()
     topic = store.store.topic("topic")
     segment = store.store.segments(topic)[1]
-    path = store.layout.segment(topic.id, segment.base)
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
+    flip(store.layout.segment(topic.id, segment.base), 5)
     reader, at, lost, found = store.store.reader(topic), 0, 0, []
     while at < topic.end_offset:
         chunk = reader.read(at, 1)
@@ -414,10 +412,8 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     store.append("topic", b"two")
     store.rotate()
     (closed,) = store._waiting
-    data = bytearray(closed.path.read_bytes())
     at = journal.FRAMES_POSITION + journal.FRAME_HEAD_BYTES
-    data[at + 3] ^= 1  # a byte in the header of an entry
-    closed.path.write_bytes(data)
+    flip(closed.path, at + 3)  # a byte in the header of an entry
     with pytest.raises(StoreFailedError, match="damage"):
         store._applier.apply_file(closed)
 

@@ -21,6 +21,7 @@ from headrace.log.read.index import (
 from headrace.log.read.segment import ColdFileError, Segments, Unreadable
 from headrace.log.records import pack_record
 from headrace.log.store import ColdError
+from tests.fakes.disk import flip
 
 BASE = 1000
 RUNS = 9
@@ -69,12 +70,6 @@ def offsets(block):
 
 def all_offsets(without=(), runs=RUNS):
     return [BASE + number * RUN_BYTES for number in range(runs) if number not in without]
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def test_runs_are_read_from_the_one_that_contains_the_offset(files, row):

@@ -11,6 +11,7 @@ import pytest
 from headrace.log.catalogue.catalogue import FILE_NAME
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_rows
+from tests.fakes.disk import flip
 from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 from tests.log.expected import check_order
@@ -90,13 +91,12 @@ def known(request, tmp_path_factory) -> Known:
     return found
 
 
-def flip(file: Path, chance: random.Random) -> int:
-    data = bytearray(file.read_bytes())
+def flip_any(file: Path, chance: random.Random) -> int:
+    data = file.read_bytes()
     # Mostly choose a position that is in use.
     used = len(data.rstrip(b"\0")) or len(data)
     position = chance.randrange(used if chance.random() < 0.8 else len(data))
-    data[position] ^= 1 << chance.randrange(8)
-    file.write_bytes(data)
+    flip(file, position, chance.randrange(8))
     return position
 
 
@@ -108,7 +108,7 @@ def cut(file: Path, chance: random.Random) -> int:
 
 
 @pytest.mark.parametrize("case", range(CASES))
-@pytest.mark.parametrize("damage", [flip, cut])
+@pytest.mark.parametrize("damage", [flip_any, cut])
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage, case):
     chance = random.Random(f"{known.path.parent.name[:6]} {kind} {damage.__name__} {case}")
@@ -160,7 +160,7 @@ def check_loss(known, file, kind, damage, lost) -> None:
             for number, commit in enumerate(known.commits)
             if any(lost[name] & set(offsets) for name, offsets in commit.items())
         ]
-        if damage is flip:
+        if damage is flip_any:
             assert len(touched) <= 1
         elif touched:
             # After a cut, commits before the cut and those of the next file are intact.
@@ -174,7 +174,7 @@ def check_loss(known, file, kind, damage, lost) -> None:
         runs = [
             (begin, end) for begin, end in known.runs[name] if lost[name] & set(range(begin, end))
         ]
-        if damage is flip:
+        if damage is flip_any:
             assert len(runs) <= 1
         base = int(file.stem.split("-")[1])
         later = [b for b in bases(known.path, topic_id) if b > base]

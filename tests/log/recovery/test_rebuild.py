@@ -13,6 +13,7 @@ from headrace.log.recovery import rebuild
 from headrace.log.store import StoredAppend
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP
+from tests.fakes.disk import flip
 
 PAYLOADS = [b"%d" % number * (number % 40) for number in range(40)]
 
@@ -129,9 +130,7 @@ def test_a_damaged_row_costs_no_record_and_is_reported(stopped, open_store, capl
     before = open_store().content("topic")
     open_store().close()
     path = max(files(stopped, ".idx"), key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[row_position(1) + 2] ^= 1
-    path.write_bytes(data)
+    flip(path, row_position(1) + 2)
     assert open_store().content("topic") == before
     assert "its rows are damaged" in caplog.text
 
