@@ -225,6 +225,13 @@ class _Transaction:
             self._committed()
 
 
+def flip(path: Path, position: int, bit: int = 0) -> None:
+    """Change one bit of a file, as a bad disk does."""
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1 << bit
+    path.write_bytes(data)
+
+
 @dataclass(slots=True)
 class _File:
     safe: bytes = b""

@@ -18,7 +18,7 @@ from headrace.log.commit.journal import ClosedFile
 from headrace.log.disk import Disk, is_full
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
-from headrace.log.records import pack_record
+from headrace.log.records import pack_record, split_records
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.store import Appended, BatchAnswer, BatchRefusedError, Clocks, Note, StoredAppend
 from headrace.model import Position
@@ -87,10 +87,12 @@ class RecordingListener:
     """Listener that keeps the appends and the failure that a store reported."""
 
     def __init__(self) -> None:
+        self.prepared: list[Appended] = []
         self.appended: list[Appended] = []
         self.failure = ""
 
-    def prepare(self, appended: Sequence[Appended]) -> None: ...
+    def prepare(self, appended: Sequence[Appended]) -> None:
+        self.prepared += appended
 
     def committed(self, appended: Sequence[Appended]) -> None:
         self.appended += appended
@@ -165,22 +167,27 @@ class StepStore:
         self, topic: str, offset: int = 0, bytes_max: int = 1 << 18
     ) -> list[tuple[int, bytes]]:
         """Return (offset just past the record, payload) for every record from `offset` on."""
+        found = self.content(topic, offset, bytes_max)
+        return [(at + 4 + len(payload), payload) for at, (_, payload) in found.items()]
+
+    def content(
+        self, topic: str, offset: int = 0, bytes_max: int = 4096
+    ) -> dict[int, tuple[int, bytes]]:
+        """Return ordinal and payload of every record from `offset` on, by offset."""
         handle = self.store.topic(topic)
         reader = self.store.reader(handle)
-        found: list[tuple[int, bytes]] = []
+        found: dict[int, tuple[int, bytes]] = {}
         at = self.store.locate_offset(handle, offset).offset
-        while True:
+        while at < handle.end_offset:
             chunk = reader.read(at, bytes_max)
+            assert chunk.next_offset > at, "a read goes forwards"
             for run in chunk.runs:
-                position = 0
-                while position < len(run.data):
-                    size = int.from_bytes(run.data[position : position + 4])
-                    stop = position + 4 + size
-                    found.append((run.offset + stop, run.data[position + 4 : stop]))
-                    position = stop
-            if not chunk.runs:
-                return found
+                begin = run.offset
+                for number, record in enumerate(split_records(run.data, run.record_count)):
+                    found[begin] = run.ordinal + number, record[4:]
+                    begin += len(record)
             at = chunk.next_offset
+        return found
 
     def append_once(self, topic: str, producer: str, number: int, *payloads: bytes) -> StoredAppend:
         """Append payloads with a producer's number, and commit them."""

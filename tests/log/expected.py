@@ -1,6 +1,5 @@
 """Model of what may and must be in a log, built from requests and their answers. It knows no files."""
 
-import copy
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -37,9 +36,6 @@ class Expected:
         self.topics: dict[str, ExpectedTopic] = defaultdict(ExpectedTopic)
         self.cursors: dict[tuple[str, str], list[Position | None]] = {}
         """Position answered last and all that were asked since, by topic and reader. None: dropped."""
-
-    def copy(self) -> "Expected":
-        return copy.deepcopy(self)
 
     def begun(self, name: str, offset: int, ordinal: int, records: Sequence[bytes]) -> None:
         """Report that records are being written: after a crash they may be there or not."""
@@ -109,7 +105,7 @@ class Expected:
         """Check that every record that must exist is there, in order, at its offset, and no other record."""
         for name, expected in self.topics.items():
             topic = store.store.topic(name)
-            found = read(store, topic)
+            found = store.content(topic.name)
             check_order(name, topic, found)
             for offset, (ordinal, payload) in found.items():
                 assert offset in expected.published, f"{name}: {offset} was never published"
@@ -151,7 +147,7 @@ class Expected:
             assert answer.duplicate, f"{name}: {producer} {number} was stored twice"
         if not answer.duplicate:
             # The record was not stored the first time, so its payload may occur only once now.
-            stored = [one for _, one in read(store, store.store.topic(name)).values()]
+            stored = [one for _, one in store.content(name).values()]
             assert stored.count(payload) == 1
             records = [pack_record(payload)]
             self.begun(name, before.offset, before.ordinal, records)
@@ -177,25 +173,6 @@ class ExpectingListener(RecordingListener):
             records = tuple(one.records)
             epoch = one.topic.epoch
             self._tell("acknowledged", one.topic.name, one.offset, one.ordinal, records, epoch)
-
-
-def read(store: StepStore, topic: Topic) -> dict[int, tuple[int, bytes]]:
-    """Return ordinal and payload of every readable record, by offset."""
-    reader = store.store.reader(topic)
-    found: dict[int, tuple[int, bytes]] = {}
-    at = topic.start_offset
-    while at < topic.end_offset:
-        chunk = reader.read(at, 4096)
-        assert chunk.next_offset > at
-        for run in chunk.runs:
-            position, ordinal = 0, run.ordinal
-            while position < len(run.data):
-                stop = position + 4 + int.from_bytes(run.data[position : position + 4])
-                found[run.offset + position] = ordinal, run.data[position + 4 : stop]
-                position, ordinal = stop, ordinal + 1
-            assert ordinal == run.ordinal + run.record_count
-        at = chunk.next_offset
-    return found
 
 
 def check_order(name: str, topic: Topic, found: dict[int, tuple[int, bytes]]) -> None:

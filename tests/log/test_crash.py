@@ -1,41 +1,30 @@
-"""Crashes of the process and of the machine at any point of a recorded run: nothing acknowledged is lost.
+"""Crashes of the process and of the machine at any point of a run: nothing acknowledged is lost.
 
-The disk is a model (`tests.fakes.disk`): after a crash of the machine, bytes that were not synced may be
-missing, torn or zeros. Another model (`expected.py`) knows what must be there then. A usual run crashes at a
-sample of the points, `make torture` at all of them.
+`expected.py` knows what must be there.
 """
 
+import os
 import random
-import shutil
-from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 
-from headrace.config.settings import Config, Journal, Segment
 from headrace.log.records import pack_record
-from tests.fakes.disk import DiskModel, MarkOp, Operation, RecordingDisk
-from tests.fakes.store import BOOT_ID, StepClock, StepStore
-from tests.log.conftest import tiny
+from tests.fakes.store import RecordingListener, StepStore
+from tests.log.crashes import CrashTests, Recorded, Run, reopen, states
 from tests.log.expected import Expected, ExpectingListener
-from tests.tools import sampled
 
-OTHER_BOOT = b"the second boot."
+NAMES = ["a", "b", "written/w", "written/v"]
+RANDOM_RUNS = int(os.environ.get("HEADRACE_TORTURE", "4"))
+PLACES = 8
+"""Number of crash points in each random run; every run has different ones."""
 
 
-class Run:
-    """A recorded run of a store, with marks for every request and answer."""
+class TopicRun(Run):
+    """A run with every kind of request about topics and cursors."""
 
-    def __init__(self, path: Path, disk: RecordingDisk | None = None) -> None:
-        self.path = path
-        self.disk = disk or RecordingDisk()
-        with self.disk.record_catalogue():
-            self.store = StepStore(
-                small(path), disk=self.disk, listener=ExpectingListener(self.tell)
-            )
-
-    def tell(self, what: str, *facts: object) -> None:
-        self.disk.mark((what, facts))
+    def listener(self) -> RecordingListener:
+        return ExpectingListener(self.tell)
 
     def append(self, *names: str, size: int = 20) -> None:
         """Append a record to each topic, in one commit."""
@@ -102,33 +91,8 @@ class Run:
         )
         self._run()
 
-    def rotate(self) -> None:
-        with self.disk.record_catalogue():
-            self.store.rotate()
 
-    def sync_written(self) -> None:
-        self.store.store.sync_written()
-        self._run()
-
-    def close(self) -> None:
-        with self.disk.record_catalogue():
-            self.store.close()
-
-    def _run(self) -> None:
-        self.store.clock.ms += 60
-        with self.disk.record_catalogue():
-            self.store.runner.run()
-
-
-def small(path: Path) -> Config:
-    return tiny(
-        path,
-        journal=Journal(file_bytes=65_536, files=2, commit_bytes_max=4096),
-        segment=Segment(bytes=100, open_files_max=4),
-    )
-
-
-def everything(run: Run) -> None:
+def everything(run: TopicRun) -> None:
     """Do every kind of operation once."""
     run.append("a")
     run.append("a", "written/w")
@@ -155,7 +119,7 @@ def everything(run: Run) -> None:
     run.close()
 
 
-def recycling(run: Run) -> None:
+def recycling(run: TopicRun) -> None:
     """Use journal files again and again, with commits of other sizes than before."""
     for number in range(12):
         run.append("a", "written/w", size=(37 * number) % 500)
@@ -171,7 +135,7 @@ def recycling(run: Run) -> None:
         run.rotate()
 
 
-def lives(run: Run) -> None:
+def lives(run: TopicRun) -> None:
     """Create and destroy topics, some of them in the same commit."""
     for number in range(6):
         run.append("a", "b", "c", size=30)
@@ -186,46 +150,12 @@ def lives(run: Run) -> None:
 RUNS = {"everything": everything, "recycling": recycling, "lives": lives}
 
 
-@pytest.fixture(scope="module", params=RUNS)
-def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
-    path = tmp_path_factory.mktemp(request.param) / "data"
-    run = Run(path)
-    RUNS[request.param](run)
-    run.store.crash()
-    return path, run.disk.operations
-
-
-def prefixes(operations: list[Operation]) -> list[int]:
-    """Return every point between two operations."""
-    places = [at for at, done in enumerate(operations) if not isinstance(done, MarkOp)]
-    return [*places, len(operations)]
-
-
-def states(recorded, places: Iterable[int]):
-    """Yield number of operations done, the disk, the expected content, and the operation in progress."""
-    path, operations = recorded
-    model, expected = DiskModel(path), Expected()
-    wanted = set(places)
-    for at in range(len(operations) + 1):
-        if at in wanted:
-            yield at, model, expected.copy(), operations[at] if at < len(operations) else None
-        if at < len(operations):
-            operation = operations[at]
-            if isinstance(operation, MarkOp):
-                what, facts = operation.what
-                getattr(expected, what)(*facts)
-            else:
-                model.do(operation)
-
-
-def reopen(path: Path, boot_id: bytes, **options: object) -> StepStore:
-    return StepStore(small(path), boot_id=boot_id, clock=StepClock(1_700_000_100_000), **options)
-
-
-def check_all(path: Path, expected: Expected, boot_id: bytes) -> None:
+def check_all(path: Path, expected: Expected, *, machine: bool) -> None:
     """Recover, check, append and crash, twice."""
+    if machine:
+        expected.machine_crashed("written/")
     for payload in (b"after the first crash", b"after the second"):
-        store = reopen(path, boot_id)
+        store = reopen(path, machine=machine)
         expected.check(store)
         expected.go_on(store, payload)
         expected.check(store)
@@ -233,7 +163,6 @@ def check_all(path: Path, expected: Expected, boot_id: bytes) -> None:
         expected.check(store)
         store.append(next(iter(expected.topics), "a"), b"not settled")
         store.crash()
-        expected = expected.copy()
         _took(expected, store)
 
 
@@ -244,57 +173,68 @@ def _took(expected: Expected, store: StepStore) -> None:
     expected.acknowledged(one.topic.name, one.offset, one.ordinal, one.records, one.topic.epoch)
 
 
-def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
-    """Crash the process or the machine at one point, and check what must be there afterwards."""
-    at, model, expected, running = state
-    target = tmp_path / f"{at}"
-    if machine:
-        model.crashed(target, running, chance)
-        expected.machine_crashed("written/")
-    else:
-        model.killed(target, running, chance)
-    check_all(target, expected, OTHER_BOOT if machine else BOOT_ID)
-    shutil.rmtree(target)
+@pytest.fixture(scope="module", params=RUNS)
+def recorded(request, tmp_path_factory) -> Recorded:
+    run = TopicRun(tmp_path_factory.mktemp(request.param) / "data")
+    RUNS[request.param](run)
+    return Recorded.of(run)
 
 
-def crash_twice_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
-    """Crash, and crash again at some point of the recovery."""
-    at, model, expected, running = state
-    boot_id = OTHER_BOOT if machine else BOOT_ID
-    first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
-    if machine:
-        model.crashed(first, running, chance)
-        expected.machine_crashed("written/")
-    else:
-        model.killed(first, running, chance)
-    if not first.exists():
-        return  # nothing was on disk yet
-    shutil.copytree(first, copy)
-    disk = RecordingDisk()
-    with disk.record_catalogue():
-        reopen(copy, boot_id, disk=disk).crash()
-    again = DiskModel(copy, first)
-    done = chance.randrange(len(disk.operations))
-    for operation in disk.operations[:done]:
-        again.do(operation)
-    (again.crashed if machine else again.killed)(second, disk.operations[done], chance)
-    check_all(second, expected, boot_id)
-    for path in (first, copy, second):
-        shutil.rmtree(path)
+class TestCrashes(CrashTests):
+    known = Expected
+
+    def check(self, path: Path, known: Expected, *, machine: bool) -> None:
+        check_all(path, known, machine=machine)
+
+    @pytest.mark.parametrize("seed", range(RANDOM_RUNS))
+    def test_a_random_run_survives_crashes_at_random_places(self, tmp_path, seed):
+        chance = random.Random(seed)
+        run = TopicRun(tmp_path / "data")
+        do_anything(run, chance)
+        recorded = Recorded.of(run)
+        places = recorded.prefixes()
+        chosen = chance.sample(places, min(PLACES, len(places)))
+        for check in (self.crash, self.crash_twice):
+            for machine in (False, True):
+                for state in states(recorded, chosen, Expected()):
+                    crash = random.Random(f"{seed} {state.done} {machine} {check.__name__}")
+                    check(state, tmp_path, crash, machine=machine)
 
 
-def test_a_killed_process_loses_nothing(recorded, tmp_path):
-    for state in states(recorded, sampled(prefixes(recorded[1]), 5)):
-        crash_and_check(state, tmp_path, random.Random(state[0]), machine=False)
-
-
-@pytest.mark.parametrize("seed", [1])
-def test_a_crash_of_the_machine_loses_nothing_that_was_synced(recorded, tmp_path, seed):
-    for state in states(recorded, sampled(prefixes(recorded[1]), 5, 2)):
-        crash_and_check(state, tmp_path, random.Random(f"{seed} {state[0]}"), machine=True)
-
-
-@pytest.mark.parametrize("machine", [False, True])
-def test_a_crash_during_recovery_is_recovered_from(recorded, tmp_path, machine):
-    for state in states(recorded, sampled(prefixes(recorded[1])[::4], 3, int(machine))):
-        crash_twice_and_check(state, tmp_path, random.Random(state[0]), machine=machine)
+def do_anything(run: TopicRun, chance: random.Random) -> None:
+    numbered = 0
+    for _ in range(chance.randrange(5, 30)):
+        what = chance.choices(
+            ["append", "many", "once", "trim", "destroy", "rotate", "sync", "apply", "set", "drop"],
+            [10, 1, 3, 1, 1, 4, 1, 2, 3, 1],
+        )[0]
+        name = chance.choice(NAMES)
+        existing = [known for known in NAMES if run.store.store.topic(known).exists]
+        if what == "append":
+            names = chance.sample(NAMES, chance.randrange(1, 4))
+            run.append(*names, size=chance.choice([0, 5, 50, 400, 1500]))
+        elif what == "many":
+            run.append_many(name, chance.choice([3, 40, 300]))
+        elif what == "once":
+            numbered += 1
+            run.append_once(name, numbered, size=chance.choice([0, 60, 900]))
+        elif what == "trim" and existing:
+            run.trim(chance.choice(existing))
+        elif what == "destroy" and existing:
+            run.destroy(chance.choice(existing))
+        elif what == "set":
+            run.set_cursors(chance.choice("rs"), *chance.sample(NAMES, chance.randrange(1, 4)))
+        elif what == "drop":
+            run.drop_cursors(chance.choice("rs"), name)
+        elif what == "rotate":
+            run.rotate()
+        elif what == "sync":
+            run.sync_written()
+        elif what == "apply":
+            # Journal files wait for a while, and are then applied together.
+            run.store.applying = not run.store.applying
+            if run.store.applying:
+                with run.disk.record_catalogue():
+                    run.store.apply_waiting()
+    if chance.random() < 0.3:
+        run.close()

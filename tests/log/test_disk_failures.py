@@ -14,16 +14,17 @@ from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log.disk import DISK_FULL
 from headrace.log.records import pack_record
 from tests.fakes.disk import DiskModel, FailingDisk, MarkOp, Operation, SyncOp, Write
-from tests.fakes.store import BOOT_ID, StepStore
+from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
+from tests.log.crashes import OTHER_BOOT
 from tests.log.expected import Expected
-from tests.log.test_crash import OTHER_BOOT, Run, check_all, everything
+from tests.log.test_crash import TopicRun, check_all, everything
 from tests.tools import TORTURE
 
 EVERY = 1 if TORTURE else 3
 
 
-class FailingRun(Run):
+class FailingRun(TopicRun):
     """A run in which one disk operation fails."""
 
     def __init__(self, path: Path, number: int, error: int) -> None:
@@ -86,13 +87,11 @@ def test_an_error_stops_the_service_or_is_made_good_by_the_next_start(tmp_path):
         if run.store is not None:
             run.store.crash()
         if number % 2:
-            check_all(run.path, run.expected(), BOOT_ID)
+            check_all(run.path, run.expected(), machine=False)
             continue
         crashed = tmp_path / f"{number}-crashed"
         run.crash(crashed, number)
-        expected = run.expected()
-        expected.machine_crashed("written/")
-        check_all(crashed, expected, OTHER_BOOT)
+        check_all(crashed, run.expected(), machine=True)
         shutil.rmtree(crashed, ignore_errors=True)
 
 
@@ -100,7 +99,7 @@ def test_a_full_disk_stops_nothing_but_an_fsync_of_the_journal(tmp_path):
     went_on = 0
     for _, run in runs(tmp_path, errno.ENOSPC):
         if run.store is None:
-            check_all(run.path, run.expected(), BOOT_ID)  # there was no room to start
+            check_all(run.path, run.expected(), machine=False)  # there was no room to start
             continue
         if run.stopped is None:
             # The failure hit a commit or the applier, which continued as soon as there was room.
@@ -109,7 +108,7 @@ def test_a_full_disk_stops_nothing_but_an_fsync_of_the_journal(tmp_path):
         else:
             assert not isinstance(run.failed, Write)
         run.store.crash()
-        check_all(run.path, run.expected(), BOOT_ID)
+        check_all(run.path, run.expected(), machine=False)
     assert went_on > 30 / EVERY
 
 

@@ -13,8 +13,8 @@ from headrace.log.commit import journal
 from headrace.log.records import pack_record
 from headrace.log.recovery import frames as journal_reading
 from headrace.model import Position
+from tests.fakes.disk import flip
 from tests.log.conftest import tiny
-from tests.log.expected import read
 
 
 def append(store, name, *payloads, done=lambda: None):
@@ -133,6 +133,24 @@ def test_a_file_that_was_written_to_during_a_sync_is_synced_again(open_store):
     assert store.store._ring.unsynced()
 
 
+def test_a_file_that_was_recycled_during_a_sync_is_synced_again(open_store, tmp_path):
+    store = open_store(tiny(tmp_path / "data", journal=Journal(file_bytes=65_536, files=2)))
+    store.append("written/topic", b"makes it")
+    store.applying = False
+    for payload in (b"in the first file", b"in the second file"):
+        store.append("written/topic", payload)
+        store.rotate()
+    store.append("written/topic", b"in the second file too")
+    store.store.sync_written()
+    sync = store.runner._steps.pop()
+    store.apply_waiting()
+    store.rotate()
+    store.append("written/topic", b"in the first file again")
+    sync()
+    current = store.store._ring.current
+    assert current is not None and store.store._ring.unsynced() == [current.path]
+
+
 # Holding back
 
 
@@ -207,10 +225,10 @@ def test_readers_see_everything_once_while_it_is_applied(store, monkeypatch):
     for _ in range(3):
         for name in names:
             store.append(name, b"one", b"two")
-    before = {name: read(store, store.store.topic(name)) for name in names}
+    before = {name: store.content(name) for name in names}
     store.store._close_file()
     while store.runner.step():
-        assert {name: read(store, store.store.topic(name)) for name in names} == before
+        assert {name: store.content(name) for name in names} == before
     assert not any(store.store.topic(name).tail for name in names)
 
 
@@ -219,12 +237,12 @@ def test_readers_see_everything_between_applying_and_being_told_of_it(store):
     store.append("topic", b"one", b"two")
     store.rotate()
     store.append("topic", b"three")
-    before = read(store, store.store.topic("topic"))
+    before = store.content("topic")
     (closed,) = store._waiting
     store._applier.apply_file(closed)
-    assert read(store, store.store.topic("topic")) == before
+    assert store.content("topic") == before
     store.store.applied(closed.path)
-    assert read(store, store.store.topic("topic")) == before
+    assert store.content("topic") == before
 
 
 @pytest.mark.parametrize("forgotten", [False, True])
@@ -307,10 +325,7 @@ def test_a_reader_says_how_much_is_lost_and_goes_on(store, caplog):
     store.settle()
     topic = store.store.topic("topic")
     segment = store.store.segments(topic)[1]
-    path = store.layout.segment(topic.id, segment.base)
-    data = bytearray(path.read_bytes())
-    data[5] ^= 1
-    path.write_bytes(data)
+    flip(store.layout.segment(topic.id, segment.base), 5)
     reader, at, lost, found = store.store.reader(topic), 0, 0, []
     while at < topic.end_offset:
         chunk = reader.read(at, 1)
@@ -397,10 +412,8 @@ def test_damage_in_a_closed_journal_file_stops_the_applier(store):
     store.append("topic", b"two")
     store.rotate()
     (closed,) = store._waiting
-    data = bytearray(closed.path.read_bytes())
     at = journal.FRAMES_POSITION + journal.FRAME_HEAD_BYTES
-    data[at + 3] ^= 1  # a byte in the header of an entry
-    closed.path.write_bytes(data)
+    flip(closed.path, at + 3)  # a byte in the header of an entry
     with pytest.raises(StoreFailedError, match="damage"):
         store._applier.apply_file(closed)
 

@@ -8,6 +8,7 @@ from headrace.errors import DataDirectoryError, DataDirectoryLockedError
 from headrace.log import layout as layout_module
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
+from tests.fakes.disk import RecordingDisk, SyncDirectory
 
 
 @pytest.fixture
@@ -51,6 +52,13 @@ def test_making_it_again_changes_nothing(layout):
     layout.segment(1, 0).write_bytes(b"data")
     layout.make(Disk())
     assert layout.segment(1, 0).read_bytes() == b"data"
+
+
+def test_a_new_directory_is_on_disk_before_it_is_used(tmp_path):
+    disk, root = RecordingDisk(), tmp_path / "new" / "data"
+    Layout(root).make(disk)
+    synced = [one.path for one in disk.operations if isinstance(one, SyncDirectory)]
+    assert synced == [tmp_path / "new", tmp_path, root / "segments", root]
 
 
 def test_a_directory_belongs_to_one_server(layout, monkeypatch):

@@ -24,7 +24,6 @@ from headrace.log.store import Topic
 from headrace.model import JUMP, Durability, Position
 from tests.fakes.store import StepClock, StepStore
 from tests.log.conftest import QUICK
-from tests.log.expected import read
 
 NAMES = ["a", "b/2", "written/w", "memory/m", "aged/x", "sized/y"]
 AGE_S = 50.0
@@ -276,8 +275,8 @@ class LogMachine(RuleBasedStateMachine):
 
     @rule(name=names, share=st.floats(0, 1))
     def read(self, name: str, share: float) -> None:
-        model, topic = self.models[name], self.store.store.topic(name)
-        found = read(self.store, topic)
+        model = self.models[name]
+        found = self.store.content(name)
         assert found == {
             record.offset: (record.ordinal, record.payload) for record in model.records
         }

@@ -32,7 +32,14 @@ import msgspec
 from headrace.config.settings import TopicRule
 from headrace.errors import DataDirectoryError
 from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, open_unchanged
-from headrace.log.catalogue.rows import TombstoneRow, TopicRow
+from headrace.log.catalogue.rows import (
+    CursorRow,
+    NoteRow,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+    row_key,
+)
 from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
 from headrace.log.disk import Disk, read_patiently
@@ -469,9 +476,9 @@ def _revoke(copy: Layout, old: Catalogue) -> Revoked:
                 trimmed += 1
         kept = {(one.name, one.reader) for one in old.cursors()}
         cursors = {(one.name, one.reader) for one in restored.cursors()} - kept
-        restored.drop_cursors(cursors)
-        notes = [one.key for one in restored.notes() if old.note(one.key) is None]
-        restored.drop_notes(notes)
+        restored.drop(CursorRow, cursors)
+        notes = [(one.key,) for one in restored.notes() if old.note(one.key) is None]
+        restored.drop(NoteRow, notes)
         named = {copy.segment(row.topic_id, row.base) for row in restored.all_segments()}
     for suffix in (".log", ".idx"):
         for file in list(copy.files(suffix)):
@@ -496,6 +503,5 @@ def _destroy(restored: Catalogue, old: Catalogue, row: TopicRow) -> None:
 def _trim(restored: Catalogue, row: TopicRow, now: TopicRow) -> None:
     start = min((now.start_offset, now.start_ordinal), (row.end_offset, row.end_ordinal))
     restored.put([row._replace(start_offset=start[0], start_ordinal=start[1])])
-    for segment in restored.segments(row.id):
-        if segment.end <= start[0]:
-            restored.drop_segment(row.id, segment.base)
+    trimmed = [one for one in restored.segments(row.id) if one.end <= start[0]]
+    restored.drop(SegmentRow, map(row_key, trimmed))

@@ -109,6 +109,7 @@ class EmbeddedStore(ReadSide):
         handles = self._handles = Handles(self._catalogue, config.rule)
         # The tables answer these requests themselves.
         self.topic, self.look, self.topics = handles.get, handles.look, handles.list
+        self.forget = handles.drop
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
         self.last_sequence = self._synced = self._applied = next_sequence - 1
@@ -140,10 +141,6 @@ class EmbeddedStore(ReadSide):
 
     def watch(self, changed: Callable[[], None]) -> None:
         self._watchers.append(changed)
-
-    def forget(self, topic: Topic) -> None:
-        if not self._is_pending(topic):
-            self._handles.drop(topic)
 
     def _is_pending(self, topic: Topic) -> bool:
         writing = self._writing.encoded if self._writing is not None else None
@@ -334,7 +331,7 @@ class EmbeddedStore(ReadSide):
                 return
             if encoded.sync:
                 self._synced = sequence
-                self._ring.synced([*older, file.path])
+                self._ring.synced(sequence)
             self._committed(encoded)
 
         # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
@@ -441,16 +438,13 @@ class EmbeddedStore(ReadSide):
         """Sync the commits of `written` topics in the journal."""
         paths = self._ring.unsynced()
         sequence = self.last_sequence if not self._writing else self.last_sequence - 1
-        current = self._ring.current.path if self._ring.current is not None else None
 
         def synced(result: object) -> None:
             if isinstance(result, BaseException):
                 self._fail(f"syncing the journal failed: {result}")
                 return
             self._synced = max(self._synced, sequence)
-            quiet = self.last_sequence == sequence and not self._writing
-            # A file that was written to meanwhile has unsynced commits again.
-            self._ring.synced([path for path in paths if quiet or path != current])
+            self._ring.synced(sequence)
 
         if paths:
             self._runner.background(lambda: self._ring.sync(paths), synced)

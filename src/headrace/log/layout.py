@@ -69,9 +69,12 @@ class Layout:
                         yield SegmentFile(*named, Path(entry.path), entry.stat().st_size)
 
     def make(self, disk: Disk) -> None:
-        """Create the directories that are missing."""
+        """Create the directories that are missing, on disk too."""
         try:
+            new = [path for path in (self.root, *self.root.parents) if not path.exists()]
             disk.make_directory(self.root, 0o750)
+            for path in new:
+                disk.sync_directory(path.parent)
             shared = (self.segments / f"{number:02x}" for number in range(SEGMENT_DIRECTORIES))
             wanted = (self.journal, self.staged, *shared)
             missing = [path for path in wanted if not path.is_dir()]

@@ -2,7 +2,10 @@
 
 import errno
 import random
+import sqlite3
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import count, pairwise
 from pathlib import Path
 
@@ -290,6 +293,33 @@ def _fails(directory: Directory, entries: list[journal.Entry]) -> bool:
     except OSError:
         return True
     return False
+
+
+def test_files_are_not_touched_again_if_the_disk_is_full_after_the_commit(tmp_path, monkeypatch):
+    """SQLite copies a committed transaction from its log into its file, which may need more room."""
+    disk, writer = RecordingDisk(), Writer(1)
+    directory = Directory(tmp_path / "data", disk)
+    directory.apply(writer.create(), writer.append(b"before"))
+    later = writer.append(b"after")
+    begin = Catalogue.transaction
+
+    @contextmanager
+    def full(catalogue: Catalogue) -> Iterator[None]:
+        with begin(catalogue):
+            yield
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Catalogue, "transaction", full)
+        with pytest.raises(sqlite3.OperationalError):
+            directory.apply(later)
+    stored, done = directory.records(), len(disk.operations)
+    assert [payload for _, _, payload in stored[b"topic"]] == [b"before", b"after"]
+    # A kill during the next attempt must find the records, because the catalogue says that they are applied.
+    directory.apply(later)
+    assert disk.operations[done:] == []
+    assert directory.records() == stored
+    directory.catalogue.close()
 
 
 @pytest.mark.parametrize("topics", [1, 20, applier_module.SYNC_EACH_MAX])

@@ -25,7 +25,7 @@ from headrace.log.commit.journal import RECENT_MAX
 from headrace.log.store import BatchAnswer, BatchPart, Block
 from headrace.log.verify.verify import verify
 from headrace.model import LOGUX_PREFIX
-from tests.fakes.disk import DiskModel, RecordingDisk
+from tests.fakes.disk import DiskModel, RecordingDisk, flip
 from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
 
@@ -390,12 +390,6 @@ def test_events_that_are_not_durable_when_the_server_ends_are_given_again(open_s
 
 
 # Damage
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def test_damage_in_a_staged_file_is_reported_and_takes_its_block_only(open_store, caplog):

@@ -41,7 +41,7 @@ def catalogue(tmp_path):
         made.put(
             [CursorRow(b"topic %d" % n, b"reader", n, n + 1, n, n + 1) for n in range(0, 120, 3)]
         )
-        made.drop_notes([b"note %d" % n for n in range(0, 40, 4)])
+        made.drop(NoteRow, [(b"note %d" % n,) for n in range(0, 40, 4)])
     yield made
     made.close()
 

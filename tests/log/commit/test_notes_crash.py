@@ -1,12 +1,10 @@
 """Crashes at any point of runs with changes: a change's records and notes appear together, and in order.
 
-The disk is a model (`tests.fakes.disk`), as in `tests/log/test_crash.py`. After a crash, a store must
-hold the result of a prefix of all changes. The prefix contains at least every change that was answered. A
-usual run crashes at a sample of the points, `make torture` at all of them.
+After a crash, a store must hold the result of a prefix of all changes. The prefix contains at least every
+change that was answered.
 """
 
 import random
-import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,11 +16,10 @@ from hypothesis import strategies as st
 from headrace.log.records import pack_record
 from headrace.log.store import Note
 from headrace.log.verify.verify import verify
-from tests.fakes.disk import DiskModel, MarkOp, Operation, RecordingDisk
-from tests.fakes.store import BOOT_ID, RecordingListener, StepStore
+from tests.fakes.store import StepStore
 from tests.log.conftest import QUICK
-from tests.log.test_crash import OTHER_BOOT, Run, prefixes, reopen
-from tests.tools import EXAMPLES, sampled
+from tests.log.crashes import CrashTests, Recorded, Run, reopen, states
+from tests.tools import EXAMPLES
 
 SYNCED = ("a", "b")
 WRITTEN = "written/w"
@@ -73,7 +70,6 @@ class State:
 class ChangeRun(Run):
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.store.store.listener = self.store.listener = RecordingListener()
         self.asked: list[Change] = []
 
     def ask(
@@ -130,89 +126,44 @@ class Known:
     """Changes and publishes that were asked for and answered so far."""
 
     def __init__(self) -> None:
-        self.asked: list[Change] = []
-        self.answered = 0
-        self.published: list[bytes] = []
+        self.changes: list[Change] = []
+        self.done = 0
+        """Number of changes that were answered."""
+        self.payloads: list[bytes] = []
 
-    def tell(self, what: str, *facts) -> None:
-        if what == "asked":
-            self.asked += facts
-        elif what == "answered":
-            self.answered += 1
-        else:
-            self.published += facts
+    def asked(self, change: Change) -> None:
+        self.changes.append(change)
 
+    def answered(self) -> None:
+        self.done += 1
 
-def states(recorded, places):
-    path, operations = recorded
-    model, known = DiskModel(path), Known()
-    wanted = set(places)
-    for at in range(len(operations) + 1):
-        if at in wanted:
-            yield at, model, known, operations[at] if at < len(operations) else None
-        if at < len(operations):
-            operation = operations[at]
-            if isinstance(operation, MarkOp):
-                what, facts = operation.what
-                known.tell(what, *facts)
-            else:
-                model.do(operation)
+    def published(self, payload: bytes) -> None:
+        self.payloads.append(payload)
 
 
 def check(store: StepStore, known: Known) -> State:
     """Check that all answered changes are there, followed by a prefix of the others."""
     found = State.of(store)
     possible = [
-        State.after(known.asked[:count]) for count in range(known.answered, len(known.asked) + 1)
+        State.after(known.changes[:count]) for count in range(known.done, len(known.changes) + 1)
     ]
     assert found in possible, f"{found} is none of {possible}"
-    assert not set(known.published) - set(store.payloads("plain"))
+    assert not set(known.payloads) - set(store.payloads("plain"))
     return found
 
 
 def check_written(store: StepStore, known: Known) -> State:
     """Check after a machine crash that every change, synced or not, is there entirely or not at all."""
     found = State.of(store)
-    for number, change in enumerate(known.asked):
+    for number, change in enumerate(known.changes):
         there = b"of/%d" % number in found.notes
         if change.topic == WRITTEN:
             stored = [one for one in change.payloads if one in found.topics[WRITTEN]]
             assert stored == (change.payloads if there else []), f"{number} is not whole"
-        elif number < known.answered:
+        elif number < known.done:
             assert there, f"{number} is lost"
-    assert not set(known.published) - set(store.payloads("plain"))
+    assert not set(known.payloads) - set(store.payloads("plain"))
     return found
-
-
-def recover_and_check(path: Path, known: Known, *, machine: bool) -> None:
-    boot_id = OTHER_BOOT if machine else BOOT_ID
-    written = machine and any(change.topic == WRITTEN for change in known.asked)
-    store = reopen(path, boot_id)
-    found = (check_written if written else check)(store, known)
-    for number in range(3):
-        # The store continues from there, and further crashes do not change its content.
-        store.crash()
-        store = reopen(path, boot_id)
-        assert State.of(store) == found
-        store.change("a", b"after %d" % number, notes=[Note(b"k1", b"after %d" % number)])
-        found.topics["a"].append(b"after %d" % number)
-        found.notes[b"k1"] = b"after %d" % number, 0
-        found.due = [key for key in found.due if key != b"k1"]
-        assert State.of(store) == found
-        if number == 1:
-            store.settle()
-            assert State.of(store) == found
-    store.close()
-    if not written:
-        assert not verify(path).damaged
-
-
-def crash_and_check(state, tmp_path: Path, chance: random.Random, *, machine: bool) -> None:
-    at, model, known, running = state
-    target = tmp_path / f"{at}"
-    (model.crashed if machine else model.killed)(target, running, chance)
-    recover_and_check(target, known, machine=machine)
-    shutil.rmtree(target)
 
 
 def everything(run: ChangeRun, *written: str) -> None:
@@ -259,50 +210,6 @@ def everything(run: ChangeRun, *written: str) -> None:
     run.close()
 
 
-@pytest.fixture(scope="module", params=[(), (WRITTEN,)], ids=["synced", "written"])
-def recorded(request, tmp_path_factory) -> tuple[Path, list[Operation]]:
-    path = tmp_path_factory.mktemp("changes") / "data"
-    run = ChangeRun(path)
-    everything(run, *request.param)
-    run.store.crash()
-    return path, run.disk.operations
-
-
-def test_a_killed_process_leaves_a_first_part_of_all_changes(recorded, tmp_path):
-    for state in states(recorded, sampled(prefixes(recorded[1]), 5)):
-        crash_and_check(state, tmp_path, random.Random(state[0]), machine=False)
-
-
-@pytest.mark.parametrize("seed", [1])
-def test_a_crash_of_the_machine_leaves_each_change_whole_or_not_at_all(recorded, tmp_path, seed):
-    for state in states(recorded, sampled(prefixes(recorded[1]), 5, 2)):
-        crash_and_check(state, tmp_path, random.Random(f"{seed} {state[0]}"), machine=True)
-
-
-@pytest.mark.parametrize("machine", [False, True])
-def test_a_crash_during_recovery_leaves_no_half_of_a_change(recorded, tmp_path, machine):
-    boot_id = OTHER_BOOT if machine else BOOT_ID
-    places = sampled(prefixes(recorded[1])[::4], 3, int(machine))
-    for at, model, known, running in states(recorded, places):
-        chance = random.Random(at)
-        first, copy, second = (tmp_path / f"{at}-{part}" for part in ("first", "copy", "second"))
-        (model.crashed if machine else model.killed)(first, running, chance)
-        if not first.exists():
-            continue
-        shutil.copytree(first, copy)
-        disk = RecordingDisk()
-        with disk.record_catalogue():
-            reopen(copy, boot_id, disk=disk).crash()
-        again = DiskModel(copy, first)
-        done = chance.randrange(len(disk.operations))
-        for operation in disk.operations[:done]:
-            again.do(operation)
-        (again.crashed if machine else again.killed)(second, disk.operations[done], chance)
-        recover_and_check(second, known, machine=machine)
-        for path in (first, copy, second):
-            shutil.rmtree(path)
-
-
 sizes = st.lists(st.sampled_from([0, 5, 60, 450, 1500]), max_size=3)
 keys = st.lists(st.sampled_from(KEYS), max_size=3, unique=True)
 changes = st.tuples(
@@ -325,24 +232,56 @@ others = st.sampled_from(
 )
 
 
-@settings(max_examples=EXAMPLES)
-@given(
-    steps=st.lists(st.one_of(changes, changes, written_changes, others), min_size=1, max_size=25),
-    places=st.lists(st.floats(0, 1), min_size=4, max_size=4),
-    machine=st.booleans(),
-)
-def test_any_run_survives_a_crash_anywhere(steps, places, machine):
-    with tempfile.TemporaryDirectory(prefix="headrace-", dir=QUICK) as directory:
-        path = Path(directory)
-        run = ChangeRun(path / "data")
-        for name, *facts in steps:
-            options = facts.pop() if name == "ask" else {}
-            getattr(run, name)(*facts, **options)
-        run.commit()
-        run.store.crash()
-        recorded = path / "data", run.disk.operations
-        possible = prefixes(run.disk.operations)
-        chosen = [possible[int(share * (len(possible) - 1))] for share in places]
-        for state in states(recorded, chosen):
-            chance = random.Random(f"{state[0]} {len(steps)}")
-            crash_and_check(state, path, chance, machine=machine)
+@pytest.fixture(scope="module", params=[(), (WRITTEN,)], ids=["synced", "written"])
+def recorded(request, tmp_path_factory) -> Recorded:
+    run = ChangeRun(tmp_path_factory.mktemp("changes") / "data")
+    everything(run, *request.param)
+    return Recorded.of(run)
+
+
+class TestChangesAreWhole(CrashTests):
+    known = Known
+
+    def check(self, path: Path, known: Known, *, machine: bool) -> None:
+        written = machine and any(change.topic == WRITTEN for change in known.changes)
+        store = reopen(path, machine=machine)
+        found = (check_written if written else check)(store, known)
+        for number in range(3):
+            # The store continues from there, and further crashes do not change its content.
+            store.crash()
+            store = reopen(path, machine=machine)
+            assert State.of(store) == found
+            store.change("a", b"after %d" % number, notes=[Note(b"k1", b"after %d" % number)])
+            found.topics["a"].append(b"after %d" % number)
+            found.notes[b"k1"] = b"after %d" % number, 0
+            found.due = [key for key in found.due if key != b"k1"]
+            assert State.of(store) == found
+            if number == 1:
+                store.settle()
+                assert State.of(store) == found
+        store.close()
+        if not written:
+            assert not verify(path).damaged
+
+    @settings(max_examples=EXAMPLES)
+    @given(
+        steps=st.lists(
+            st.one_of(changes, changes, written_changes, others), min_size=1, max_size=25
+        ),
+        places=st.lists(st.floats(0, 1), min_size=4, max_size=4),
+        machine=st.booleans(),
+    )
+    def test_any_run_survives_a_crash_anywhere(self, steps, places, machine):
+        with tempfile.TemporaryDirectory(prefix="headrace-", dir=QUICK) as directory:
+            path = Path(directory)
+            run = ChangeRun(path / "data")
+            for name, *facts in steps:
+                options = facts.pop() if name == "ask" else {}
+                getattr(run, name)(*facts, **options)
+            run.commit()
+            recorded = Recorded.of(run)
+            possible = recorded.prefixes()
+            chosen = [possible[int(share * (len(possible) - 1))] for share in places]
+            for state in states(recorded, chosen, Known()):
+                chance = random.Random(f"{state.done} {len(steps)}")
+                self.crash(state, path, chance, machine=machine)

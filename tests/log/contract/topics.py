@@ -1,45 +1,56 @@
-"""Promises of every topic store, as tests: a store's test class inherits them and provides a harness.
+"""Promises of every topic store, as tests: the test class of a durability inherits them.
 
-A harness starts the store, lets it finish what was asked of it, and stops it in several ways. The tests know
-nothing else about the store: neither files nor journals.
+The harness starts the store, lets it finish what was asked of it, and stops it in several ways. The tests
+know nothing else about the store: neither files nor journals.
 """
-
-from abc import ABC, abstractmethod
 
 import pytest
 
 from headrace.errors import BadCursorError, BadReaderNameError
-from headrace.log.records import pack_record, split_records
+from headrace.log.records import pack_record
 from headrace.log.store import CURSORS_SET_MAX, Store, StoredAppend, Topic
-from headrace.model import Position
+from headrace.model import Durability, Position
+from tests.fakes.store import RecordingListener
+from tests.log.conftest import Open
 
 PAYLOADS = [b"first", b"", b"x" * 300, b"fourth", b"\0" * 8, b"the last of them"]
 """Payloads that are short, empty, longer than a segment of the tests, or similar to a record's size field."""
 
 
-class Harness(ABC):
-    prefix = ""
-    """Prefix of topic names that gives topics the durability under test."""
-    persistent = True
-    """True if topics survive a restart of the store."""
+class Harness:
+    """A store, for tests of topics with one durability."""
 
-    store: Store
+    def __init__(self, open_store: Open, durability: Durability) -> None:
+        self._open = open_store
+        self._steps = open_store()
+        self.prefix = "" if durability is Durability.SYNCED else f"{durability}/"
+        """Prefix of topic names that gives topics the durability under test."""
+        self.persistent = durability is not Durability.MEMORY
+        """True if topics survive a restart of the store."""
 
-    @abstractmethod
+    @property
+    def store(self) -> Store:
+        return self._steps.store
+
     def flush(self) -> None:
         """Wait until everything that was asked is done and answered."""
+        self._steps.runner.run()
 
-    @abstractmethod
     def settle(self) -> None:
         """Flush, and let the store move everything to its final place."""
+        self._steps.settle()
 
-    @abstractmethod
     def wait(self, ms: int) -> None:
         """Let time pass."""
+        self._steps.clock.ms += ms
 
-    @abstractmethod
     def restart(self, *, clean: bool) -> None:
         """Stop the store cleanly or kill it, then start it again."""
+        clock = self._steps.clock
+        if clean:
+            self._steps.close()
+        self._steps = self._open(clock=clock)
+        assert self._steps.reports == []
 
     # Operations for the tests
 
@@ -103,40 +114,11 @@ class Harness(ABC):
         self, offset: int = 0, *, name: str = "topic", bytes_max: int = 1 << 16
     ) -> list[tuple[int, int, bytes]]:
         """Return start offset, ordinal and payload of every record from an offset on."""
-        topic = self.topic(name)
-        reader = self.store.reader(topic)
-        at = self.store.locate_offset(topic, offset).offset
-        found: list[tuple[int, int, bytes]] = []
-        while at < topic.end_offset:
-            chunk = reader.read(at, bytes_max)
-            assert chunk.next_offset > at, "a read goes forwards"
-            for run in chunk.runs:
-                begin, ordinal = run.offset, run.ordinal
-                for record in split_records(run.data, run.record_count):
-                    found.append((begin, ordinal, record[4:]))
-                    begin, ordinal = begin + len(record), ordinal + 1
-            at = chunk.next_offset
-        return found
+        found = self._steps.content(self.prefix + name, offset, bytes_max)
+        return [(at, ordinal, payload) for at, (ordinal, payload) in found.items()]
 
     def payloads(self, offset: int = 0, *, name: str = "topic") -> list[bytes]:
         return [payload for _, _, payload in self.read(offset, name=name)]
-
-
-class Recorder:
-    """Listener that remembers what it was told."""
-
-    def __init__(self) -> None:
-        self.prepared: list[tuple[str, int]] = []
-        self.committed_: list[tuple[str, int, list[bytes]]] = []
-
-    def prepare(self, appended: object) -> None:
-        self.prepared += [(one.topic.name, one.offset) for one in appended]
-
-    def committed(self, appended: object) -> None:
-        self.committed_ += [(one.topic.name, one.offset, one.records) for one in appended]
-
-    def failed(self, reason: str) -> None:
-        raise AssertionError(reason)
 
 
 class StoreContract:
@@ -192,16 +174,16 @@ class StoreContract:
         assert harness.payloads() == [b"early"]
 
     def test_the_listener_hears_of_each_append_when_it_is_readable(self, harness):
-        listener = harness.store.listener = Recorder()
+        listener = harness.store.listener = RecordingListener()
         harness.append(b"one", b"two")
         harness.append(b"three")
         name = harness.prefix + "topic"
         start = harness.topic().start_offset
-        assert listener.committed_ == [
+        assert [(one.topic.name, one.offset, one.records) for one in listener.appended] == [
             (name, start, [pack_record(b"one"), pack_record(b"two")]),
             (name, start + 14, [pack_record(b"three")]),
         ]
-        assert listener.prepared == [(name, start), (name, start + 14)]
+        assert listener.prepared == listener.appended
 
     def test_reading_is_the_same_wherever_records_lie(self, harness):
         for payload in PAYLOADS:

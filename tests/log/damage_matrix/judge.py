@@ -45,7 +45,7 @@ from headrace.model import Position
 from tests.fakes.store import StepStore
 from tests.log.damage_matrix.damages import CONTENTS, WHOLE, Damage
 from tests.log.damage_matrix.worlds import Group, Place, World
-from tests.log.expected import check_order, read
+from tests.log.expected import check_order
 
 TAIL_IS_ONE_FRAME = True
 INDEX_ROWS_ARE_CONTENT = False
@@ -400,7 +400,7 @@ class Trial:
         if not committed:
             self._fault("takes no appends", store.store.held_back)
         self._say_again(store)
-        after = {name: read(store, store.store.topic(name)) for name in self.world.topics}
+        after = {name: store.content(name) for name in self.world.topics}
         for name, before in served.topics.items():
             if name in after and not before.items() <= after[name].items():
                 self._fault("changed", f"{name}: an append changed what was served before")
@@ -462,7 +462,7 @@ def open_store(world: World, path: Path, lines: list[str]) -> Served:
         served = Served(store, [])
         names = {topic.name for topic in store.store.topics("", "", 1000)}
         for name in sorted(names | set(world.topics)):
-            served.topics[name] = read(store, store.store.topic(name))
+            served.topics[name] = store.content(name)
     except BaseException:
         store.crash()
         raise

@@ -12,7 +12,7 @@ from headrace.log.verify.verify import verify
 from headrace.model import Position
 from tests.fakes.store import BOOT_ID, StepStore
 from tests.log.damage_matrix.worlds import small
-from tests.log.expected import check_order, read
+from tests.log.expected import check_order
 from tests.log.old_versions.kept_format import unpack
 
 ARCHIVES = sorted(Path(__file__).parent.glob("format*/*.tar.xz"))
@@ -69,10 +69,10 @@ def test_it_goes_on_where_it_ended(expected, tmp_path, boot):
         one = store.listener.appended[-1]
         assert (one.offset, one.ordinal) >= tuple(topic["end"])
         assert one.topic.epoch >= topic["epoch"]
-    before = {name: read(store, store.store.topic(name)) for name in expected["topics"]}
+    before = {name: store.content(name) for name in expected["topics"]}
     store.crash()
     store = start(tmp_path, expected, boot)
-    assert {name: read(store, store.store.topic(name)) for name in expected["topics"]} == before
+    assert {name: store.content(name) for name in expected["topics"]} == before
     check(store, expected)
     store.crash()
 
@@ -80,7 +80,7 @@ def test_it_goes_on_where_it_ended(expected, tmp_path, boot):
 def check(store: StepStore, expected: dict[str, Any]) -> None:
     for name, topic in expected["topics"].items():
         handle = store.store.topic(name)
-        found = read(store, handle)
+        found = store.content(handle.name)
         check_order(name, handle, found)
         end = tuple(topic["end"])
         old = [
@@ -92,7 +92,7 @@ def check(store: StepStore, expected: dict[str, Any]) -> None:
         assert (handle.end_offset, handle.end_ordinal) >= end
         assert handle.epoch >= topic["epoch"]
     served = {
-        name: [payload for _, payload in read(store, store.store.topic(name)).values()]
+        name: [payload for _, payload in store.content(name).values()]
         for name in expected["topics"]
     }
     for name, payloads in expected["pending"]:

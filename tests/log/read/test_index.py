@@ -4,12 +4,12 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.log.commit.journal import APPEND, Entry
 from headrace.log.read.index import (
     HEADER_BYTES,
     ROW_BYTES,
     RUN_BYTES_MAX,
     RUN_RECORDS_MAX,
-    EntryRun,
     Header,
     Row,
     decode_header,
@@ -88,7 +88,7 @@ def pieces(draw):
         ms += draw(st.sampled_from([0, 0, 1, 100]))
         count = draw(st.sampled_from([1, 2, 200, RUN_RECORDS_MAX]))
         size = draw(st.sampled_from([1, 30, RUN_BYTES_MAX // 3]))
-        found.append(EntryRun(offset, ordinal, count, ms, bytes(size)))
+        found.append(Entry(APPEND, 1, offset, ordinal, count, ms, b"", bytes(size)))
         offset, ordinal = offset + size, ordinal + count
     return found
 

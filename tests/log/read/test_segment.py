@@ -7,12 +7,11 @@ import pytest
 
 from headrace.log import disk as file_reads
 from headrace.log.catalogue.rows import SegmentRow
+from headrace.log.commit.journal import APPEND, Entry
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.read import segment
 from headrace.log.read.index import (
-    HEADER_BYTES,
-    EntryRun,
     Header,
     encode_header,
     encode_row,
@@ -22,6 +21,7 @@ from headrace.log.read.index import (
 from headrace.log.read.segment import ColdFileError, Segments, Unreadable
 from headrace.log.records import pack_record
 from headrace.log.store import ColdError
+from tests.fakes.disk import flip
 
 BASE = 1000
 RUNS = 9
@@ -29,14 +29,16 @@ RECORD = pack_record(b"payload")
 RUN_BYTES = 3 * len(RECORD)
 
 
-def make_segment(layout: Layout, topic_id: int = 1, runs: int = RUNS) -> SegmentRow:
+def make_segment(
+    layout: Layout, topic_id: int = 1, runs: int = RUNS, record: bytes = RECORD
+) -> SegmentRow:
     """Make a segment of runs of three records, each run 1000 ms after the one before it."""
-    pieces = [
-        EntryRun(BASE + number * RUN_BYTES, 50 + 3 * number, 3, 1000 * number, RECORD * 3)
-        for number in range(runs)
+    entries = [
+        Entry(APPEND, topic_id, BASE + n * RUN_BYTES, 50 + 3 * n, 3, 1000 * n, b"", record * 3)
+        for n in range(runs)
     ]
-    rows = [row for row, _ in join_runs(pieces)]
-    layout.segment(topic_id, BASE).write_bytes(b"".join(piece.data for piece in pieces))
+    rows = [row for row, _ in join_runs(entries)]
+    layout.segment(topic_id, BASE).write_bytes(b"".join(entry.data for entry in entries))
     header = encode_header(Header(topic_id, 1, BASE, 50, "topic"))
     layout.index(topic_id, BASE).write_bytes(header + b"".join(map(encode_row, rows)))
     end = BASE + runs * RUN_BYTES
@@ -68,12 +70,6 @@ def offsets(block):
 
 def all_offsets(without=(), runs=RUNS):
     return [BASE + number * RUN_BYTES for number in range(runs) if number not in without]
-
-
-def flip(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
 
 
 def test_runs_are_read_from_the_one_that_contains_the_offset(files, row):
@@ -164,19 +160,8 @@ def test_damaged_rows_of_a_damaged_segment_cost_their_runs_and_no_others(files, 
 
 
 def test_an_index_that_begins_with_a_block_of_another_is_restored(files, layout, row):
-    make_segment(layout, topic_id=2)
-    data = bytearray(layout.segment(1, BASE).read_bytes().replace(b"payload", b"PAYLOAD"))
-    layout.segment(2, BASE).write_bytes(data)
-    other = layout.index(2, BASE)
-    pieces = [
-        EntryRun(
-            BASE + n * RUN_BYTES, 50 + 3 * n, 3, 1000 * n, data[n * RUN_BYTES : (n + 1) * RUN_BYTES]
-        )
-        for n in range(RUNS)
-    ]
-    rows = b"".join(encode_row(row) for row, _ in join_runs(pieces))
-    other.write_bytes(other.read_bytes()[:HEADER_BYTES] + rows)
-    layout.index(1, BASE).write_bytes(other.read_bytes())
+    make_segment(layout, topic_id=2, record=pack_record(b"PAYLOAD"))
+    layout.index(1, BASE).write_bytes(layout.index(2, BASE).read_bytes())
     check_restored(files, row)
 
 

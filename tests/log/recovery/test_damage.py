@@ -11,9 +11,10 @@ import pytest
 from headrace.log.catalogue.catalogue import FILE_NAME
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_rows
+from tests.fakes.disk import flip
 from tests.fakes.store import StepStore
 from tests.log.conftest import tiny
-from tests.log.expected import check_order, read
+from tests.log.expected import check_order
 
 NAMES = ["small", "mixed", "written/w"]
 KINDS = {
@@ -64,7 +65,7 @@ def known(request, tmp_path_factory) -> Known:
             store.rotate()
     found = Known(path)
     for name in NAMES:
-        found.records[name] = read(store, store.store.topic(name))
+        found.records[name] = store.content(name)
     for one in store.listener.appended:
         if not found.commits or one.topic.name in found.commits[-1]:
             found.commits.append({})
@@ -90,13 +91,12 @@ def known(request, tmp_path_factory) -> Known:
     return found
 
 
-def flip(file: Path, chance: random.Random) -> int:
-    data = bytearray(file.read_bytes())
+def flip_any(file: Path, chance: random.Random) -> int:
+    data = file.read_bytes()
     # Mostly choose a position that is in use.
     used = len(data.rstrip(b"\0")) or len(data)
     position = chance.randrange(used if chance.random() < 0.8 else len(data))
-    data[position] ^= 1 << chance.randrange(8)
-    file.write_bytes(data)
+    flip(file, position, chance.randrange(8))
     return position
 
 
@@ -108,7 +108,7 @@ def cut(file: Path, chance: random.Random) -> int:
 
 
 @pytest.mark.parametrize("case", range(CASES))
-@pytest.mark.parametrize("damage", [flip, cut])
+@pytest.mark.parametrize("damage", [flip_any, cut])
 @pytest.mark.parametrize("kind", KINDS)
 def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage, case):
     chance = random.Random(f"{known.path.parent.name[:6]} {kind} {damage.__name__} {case}")
@@ -125,7 +125,7 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
     lost: dict[str, set[int]] = {}
     for name in NAMES:
         topic = store.store.topic(name)
-        found = read(store, topic)
+        found = store.content(topic.name)
         check_order(name, topic, found)
         assert found.items() <= known.records[name].items(), "never published, or elsewhere"
         lost[name] = set(known.records[name]) - set(found)
@@ -140,10 +140,10 @@ def test_damage_takes_nothing_else_with_it(known, tmp_path, caplog, kind, damage
         assert end > max(known.records[name]) or tail
         store.append(name, b"after the damage")
     store.settle()
-    before = {name: read(store, store.store.topic(name)) for name in NAMES}
+    before = {name: store.content(name) for name in NAMES}
     store.crash()
     store = StepStore(tiny(path))
-    assert {name: read(store, store.store.topic(name)) for name in NAMES} == before
+    assert {name: store.content(name) for name in NAMES} == before
     assert all(store.payloads(name)[-1] == b"after the damage" for name in NAMES)
     store.crash()
 
@@ -160,7 +160,7 @@ def check_loss(known, file, kind, damage, lost) -> None:
             for number, commit in enumerate(known.commits)
             if any(lost[name] & set(offsets) for name, offsets in commit.items())
         ]
-        if damage is flip:
+        if damage is flip_any:
             assert len(touched) <= 1
         elif touched:
             # After a cut, commits before the cut and those of the next file are intact.
@@ -174,7 +174,7 @@ def check_loss(known, file, kind, damage, lost) -> None:
         runs = [
             (begin, end) for begin, end in known.runs[name] if lost[name] & set(range(begin, end))
         ]
-        if damage is flip:
+        if damage is flip_any:
             assert len(runs) <= 1
         base = int(file.stem.split("-")[1])
         later = [b for b in bases(known.path, topic_id) if b > base]

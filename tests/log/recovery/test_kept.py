@@ -7,7 +7,6 @@ import pytest
 from headrace.log.catalogue.catalogue import FILE_NAME
 from headrace.log.verify.verify import inspect_topic
 from headrace.model import JUMP, Position, Span
-from tests.log.expected import read
 
 RECORDS = 40
 PAYLOAD = b"0123456789abcdef"
@@ -114,7 +113,7 @@ def test_a_reader_that_passes_a_jump_is_not_told_of_lost_records(restored):
         chunk = reader.read(offset, 64)
         offset, lost = chunk.next_offset, lost + chunk.lost
     assert lost == 0
-    assert len(read(restored, topic)) == RECORDS + 1
+    assert len(restored.content(topic.name)) == RECORDS + 1
 
 
 def test_a_directory_without_a_server_counts_the_same(restored):

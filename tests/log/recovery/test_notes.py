@@ -21,10 +21,11 @@ from headrace.log.recovery.scan import _without_gaps
 from headrace.log.store import BatchPart, Block, Note, Progress, Topic
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Durability
+from tests.fakes.disk import flip
 from tests.fakes.store import StepStore
 from tests.log.commit.test_notes import ask, listed, put
 from tests.log.conftest import tiny
-from tests.log.recovery.test_damage import flip
+from tests.log.recovery.test_damage import flip_any
 from tests.log.recovery.test_recovery import Journal
 from tests.log.test_embedded import append
 
@@ -231,7 +232,7 @@ def damaged_note(open_store, *, header=False):
     at = position + FRAME_HEAD_BYTES
     at += sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries[:first])
     length = len(encode_entry(*frame.entries[first], seed=0))
-    Journal(store).flip(path, at + 9 if header else at + length - 1)
+    flip(path, at + 9 if header else at + length - 1)
     return store
 
 
@@ -268,7 +269,7 @@ def test_a_value_that_is_damaged_while_the_store_runs_is_told_of(store):
     place = len(encode_entry(*frame.entries[0], seed=0)) + len(
         encode_entry(*frame.entries[1], seed=0)
     )
-    Journal(store).flip(path, position + FRAME_HEAD_BYTES + place - 1)
+    flip(path, position + FRAME_HEAD_BYTES + place - 1)
     reports = store._applier.apply_file(closed)
     assert "an entry's data is damaged" in reports[0]
     assert 'note "key"' in reports[1]
@@ -301,7 +302,7 @@ def test_a_flipped_bit_leaves_no_note_that_was_never_given(changed, tmp_path, ki
     path, given = changed
     shutil.copytree(path, tmp_path / "data")
     chance = random.Random(f"{kind} {case}")
-    flip(chance.choice(sorted((tmp_path / "data").glob(kind))), chance)
+    flip_any(chance.choice(sorted((tmp_path / "data").glob(kind))), chance)
     store = StepStore(tiny(tmp_path / "data"))
     found = listed(store)
     for key, values in given.items():

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+from contextlib import suppress
 
 import pytest
 
@@ -12,7 +13,7 @@ from headrace.log.recovery import rebuild
 from headrace.log.store import StoredAppend
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP
-from tests.log.expected import read
+from tests.fakes.disk import flip
 
 PAYLOADS = [b"%d" % number * (number % 40) for number in range(40)]
 
@@ -41,21 +42,17 @@ def files(store, suffix, topic_id=1):
     return [file.path for file in sorted(found)]
 
 
-def content(store, topic="topic"):
-    return read(store, store.store.topic(topic))
-
-
 # Index files
 
 
 @pytest.mark.parametrize("number", [0, 2, -1])
 def test_a_missing_index_is_rebuilt_from_its_records(stopped, open_store, number):
-    before = content(open_store())
+    before = open_store().content("topic")
     paths = files(stopped, ".idx")
     open_store().close()
     paths[number].unlink()
     store = open_store()
-    assert content(store) == before
+    assert store.content("topic") == before
     assert [report for report in store.reports if "rebuilt, 0 records" in report]
     store.append("topic", b"more")
     store.settle()
@@ -67,12 +64,12 @@ def test_a_missing_index_is_rebuilt_from_its_records(stopped, open_store, number
     "cut", [0, 3, HEADER_BYTES - 1, HEADER_BYTES, HEADER_BYTES + ROW_BYTES + 9]
 )
 def test_an_index_that_was_cut_is_rebuilt_from_its_records(stopped, open_store, cut):
-    before = content(open_store())
+    before = open_store().content("topic")
     open_store().close()
     path = max(files(stopped, ".idx"), key=lambda path: path.stat().st_size)
     os.truncate(path, cut)
     store = open_store()
-    assert content(store) == before
+    assert store.content("topic") == before
     topic = store.store.topic("topic")
     for offset, (ordinal, _) in before.items():
         assert store.store.locate_ordinal(topic, ordinal).offset == offset
@@ -130,13 +127,11 @@ def test_a_rebuilt_index_keeps_the_rows_that_hold(stopped, open_store):
 
 
 def test_a_damaged_row_costs_no_record_and_is_reported(stopped, open_store, caplog):
-    before = content(open_store())
+    before = open_store().content("topic")
     open_store().close()
     path = max(files(stopped, ".idx"), key=lambda path: path.stat().st_size)
-    data = bytearray(path.read_bytes())
-    data[row_position(1) + 2] ^= 1
-    path.write_bytes(data)
-    assert content(open_store()) == before
+    flip(path, row_position(1) + 2)
+    assert open_store().content("topic") == before
     assert "its rows are damaged" in caplog.text
 
 
@@ -145,13 +140,13 @@ def test_a_damaged_row_costs_no_record_and_is_reported(stopped, open_store, capl
 
 @pytest.mark.parametrize("number", [0, 2, -1])
 def test_a_missing_segment_costs_its_own_records(stopped, open_store, number):
-    before = content(open_store())
+    before = open_store().content("topic")
     open_store().close()
     path = files(stopped, ".log")[number]
     base, size = int(path.stem.split("-")[1]), path.stat().st_size
     path.unlink()
     store = open_store()
-    assert content(store) == {
+    assert store.content("topic") == {
         offset: record for offset, record in before.items() if not base <= offset < base + size
     }
     assert any(f"its last {size} bytes are lost" in report for report in store.reports)
@@ -164,23 +159,23 @@ def test_a_missing_segment_costs_its_own_records(stopped, open_store, number):
 
 @pytest.mark.parametrize("share", [0.0, 0.3, 0.9])
 def test_a_segment_that_was_cut_serves_whole_runs_and_goes_on(stopped, open_store, share):
-    before = content(open_store())
+    before = open_store().content("topic")
     open_store().close()
     path = files(stopped, ".log")[-1]
     base, size = int(path.stem.split("-")[1]), path.stat().st_size
     os.truncate(path, int(size * share))
     store = open_store()
-    found = content(store)
+    found = store.content("topic")
     assert found.items() <= before.items()
     assert {o for o in before if o < base} <= set(found)
     store.append("topic", b"more")
     store.settle()
-    assert content(store).items() >= found.items()
+    assert store.content("topic").items() >= found.items()
     assert store.payloads("topic")[-1] == b"more"
 
 
 def test_segment_and_index_missing_together_cost_their_own_records(stopped, open_store):
-    before = content(open_store())
+    before = open_store().content("topic")
     open_store().close()
     path = files(stopped, ".log")[1]
     base, size = int(path.stem.split("-")[1]), path.stat().st_size
@@ -188,7 +183,7 @@ def test_segment_and_index_missing_together_cost_their_own_records(stopped, open
     path.with_suffix(".idx").unlink()
     store = open_store()
     kept = {offset: one for offset, one in before.items() if not base <= offset < base + size}
-    assert content(store) == kept
+    assert store.content("topic") == kept
     store.append("topic", b"more")
     store.settle()
     assert store.payloads("topic")[-1] == b"more"
@@ -224,7 +219,7 @@ def test_topics_are_found_again_without_a_catalogue(open_store, damage, killed):
     fill(store, "other", PAYLOADS[:9])
     store.append("topic", b"in the journal")
     store.append("new", b"in the journal")
-    before = {name: content(store, name) for name in ("topic", "other", "new")}
+    before = {name: store.content(name) for name in ("topic", "other", "new")}
     spans = {name: store.store.topic(name).end for name in before}
     if killed:
         store.crash()
@@ -232,7 +227,7 @@ def test_topics_are_found_again_without_a_catalogue(open_store, damage, killed):
         store.close()
     damage(store)
     store = open_store()
-    assert {name: content(store, name) for name in before} == before
+    assert {name: store.content(name) for name in before} == before
     for name, end in spans.items():
         topic = store.store.topic(name)
         assert topic.epoch > end.epoch
@@ -408,6 +403,32 @@ def test_a_rebuild_that_was_killed_is_done_again(stopped, open_store, monkeypatc
     store = open_store()
     assert store.payloads("topic") == PAYLOADS
     assert store.store.topic("topic").end_offset > JUMP
+
+
+@pytest.mark.parametrize("changes", [0, 1, 2])
+def test_rows_that_hold_survive_a_kill_of_the_rebuild(open_store, monkeypatch, changes):
+    store = open_store()
+    store.append_once("topic", "p", 1, b"x")
+    fill(store)  # more than the journal still holds
+    store._catalogue._db.execute("UPDATE topics SET crc = crc + 1")
+    store.crash()
+    left = iter(range(changes))
+
+    def or_killed(change):
+        def call(*args):
+            if next(left, None) is None:
+                raise KeyboardInterrupt
+            change(*args)
+
+        return call
+
+    with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
+        patch.setattr(Disk, "rename", or_killed(Disk.rename))
+        patch.setattr(Disk, "link", or_killed(Disk.link))
+        open_store()
+    store = open_store()
+    assert store.payloads("topic") == [b"x", *PAYLOADS]
+    assert store.append_once("topic", "p", 1, b"x").duplicate
 
 
 def test_a_segment_that_nothing_vouches_for_is_kept_aside(stopped, open_store):

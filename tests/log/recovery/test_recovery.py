@@ -21,6 +21,7 @@ from headrace.log.recovery import frames as journal_reading
 from headrace.log.recovery import recovery
 from headrace.log.recovery import scan as journal_scan
 from headrace.model import JUMP, Durability
+from tests.fakes.disk import flip
 from tests.fakes.store import StepClock
 from tests.log.conftest import tiny
 
@@ -44,11 +45,6 @@ class Journal:
                 found.append((path, position, item))
                 position += journal.frame_bytes(size)
         return sorted(found, key=lambda one: one[2].sequence)
-
-    def flip(self, path, position) -> None:
-        data = bytearray(path.read_bytes())
-        data[position] ^= 1
-        path.write_bytes(data)
 
     def lose(self, *numbers) -> None:
         """Overwrite some frames entirely, so that no copy of their heads is left."""
@@ -274,7 +270,7 @@ def test_of_a_last_commit_only_what_is_damaged_is_dropped(open_store):
     data_at += (
         sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries[:3]) + ENTRY_HEADER_BYTES
     )
-    found.flip(path, data_at + 5)
+    flip(path, data_at + 5)
     store = open_store()
     assert store.payloads("a") == [b"first", b"last"]
     assert store.payloads("b") == []
@@ -370,7 +366,7 @@ def test_damaged_data_is_kept_aside_and_its_offsets_are_not_used_again(damaged):
     def flip_data(found):
         path, position, frame = found.frames()[2]
         names = len(encode_entry(*frame.entries[0], seed=0))
-        found.flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
+        flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
 
     store, found = damaged(COMMITS, flip_data)
     assert store.payloads("a") == [b"a1", b"a3"]
@@ -396,7 +392,7 @@ def test_a_lost_frame_makes_every_topic_jump_whose_end_no_later_entry_proves(dam
 
 
 def test_a_frame_is_found_by_its_foot_when_its_head_is_damaged(damaged):
-    store, found = damaged(COMMITS, lambda found: found.flip(*found.frames()[3][:2]))
+    store, found = damaged(COMMITS, lambda found: flip(*found.frames()[3][:2]))
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
     assert ends(store, "a", "b") == [18, 12]
     assert [report for report in store.reports if "nothing is lost" in report]
@@ -474,7 +470,7 @@ def test_the_last_frame_may_be_damaged_without_anyone_jumping(damaged):
 
 @pytest.mark.parametrize("position", journal.HEADER_POSITIONS)
 def test_a_damaged_file_header_costs_nothing_and_is_reported(damaged, position):
-    store, _ = damaged(COMMITS, lambda found: found.flip(found.frames()[0][0], position + 12))
+    store, _ = damaged(COMMITS, lambda found: flip(found.frames()[0][0], position + 12))
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
     assert ends(store, "a", "b") == [18, 12]
     assert any("a copy of the file's header is damaged" in report for report in store.reports)
@@ -484,7 +480,7 @@ def test_without_both_headers_the_catalogue_knows_the_generation(damaged):
     def flip_both(found):
         path = found.frames()[0][0]
         for position in journal.HEADER_POSITIONS:
-            found.flip(path, position + 12)
+            flip(path, position + 12)
 
     store, found = damaged(COMMITS, flip_both)
     assert store.payloads("a") == [b"a1", b"a2", b"a3"]
@@ -612,7 +608,7 @@ def test_a_start_that_was_killed_forgets_no_name(open_store, monkeypatch):
     store.append("two", b"y")
     store.crash()
     path, position, _ = Journal(store).frames()[0]
-    Journal(store).flip(path, position + FRAME_HEAD_BYTES + 9)  # the entry that creates "one"
+    flip(path, position + FRAME_HEAD_BYTES + 9)  # the entry that creates "one"
     apply, calls = recovery.Applier.apply, []
 
     def killed(*args):

@@ -25,7 +25,16 @@ from headrace.config.settings import TopicRule
 from headrace.errors import StoreFailedError
 from headrace.log.apply.changes import Gathered, TopicChange
 from headrace.log.catalogue.catalogue import TOMBSTONES_MAX, Catalogue
-from headrace.log.catalogue.rows import DirectoryMeta, SegmentRow, TopicRow
+from headrace.log.catalogue.rows import (
+    BatchRow,
+    CursorRow,
+    DirectoryMeta,
+    NoteRow,
+    SegmentRow,
+    TombstoneRow,
+    TopicRow,
+    row_key,
+)
 from headrace.log.commit import journal
 from headrace.log.commit.journal import ClosedFile, Name, StagedFiles
 from headrace.log.disk import Disk
@@ -132,10 +141,16 @@ class Applier:
         for entry in entries:
             gathered.add(entry)
         self._write(gathered.plans.values())
+        for topic_id in gathered.plans:
+            # An error may come after the commit: the next attempt must ask the catalogue, and not truncate
+            # files to their ends before the commit.
+            self._known.pop(topic_id, None)
         dropped = self._record(gathered, applied)
         self._remember(gathered.plans.values())
-        for path in dropped:
+        for segment in dropped:
+            path = self._path(segment)
             self._disk.unlink(path)
+            self._disk.unlink(path.with_suffix(".idx"))
         if gathered.batches:
             self.clear_batches()
         return gathered.losses
@@ -153,7 +168,7 @@ class Applier:
                 self._disk.unlink(self._layout.staged_file(file.id.hex()))
         self._disk.sync_directory(self._layout.staged)
         with self._catalogue.transaction():
-            self._catalogue.drop_batches(rows)
+            self._catalogue.drop(BatchRow, map(row_key, rows))
 
     def _topic_row(self, topic_id: int) -> TopicRow | None:
         known = self._known.get(topic_id)
@@ -167,9 +182,9 @@ class Applier:
                 continue
             # Records that are trimmed already need not be written to a file: most of a channel's messages.
             start = plan.row.start_offset
-            pieces = [one for one in plan.pieces if one.offset + len(one.data) > start]
-            if pieces:
-                writes.extend((plan.row, one) for one in self._layout_runs(plan, pieces))
+            appends = [entry for entry in plan.appends if entry.end > start]
+            if appends:
+                writes.extend((plan.row, one) for one in self._layout_runs(plan, appends))
         if 2 * len(writes) <= SYNC_EACH_MAX:
             for topic, one in writes:
                 self._write_segment(topic, one, sync=True)
@@ -186,13 +201,12 @@ class Applier:
     def _remember(self, plans: Iterable[TopicChange]) -> None:
         """Keep the topics' states that the transaction has recorded."""
         for plan in plans:
-            self._known.pop(plan.row.id, None)
             if plan.changed and not plan.destroyed and not plan.trimmed:
                 if len(self._known) >= KNOWN_MAX:
                     self._known.clear()
                 self._known[plan.row.id] = _pack(_Known(plan.final_row(), plan.changed[-1]))
 
-    def _layout_runs(self, plan: TopicChange, pieces: list[index.EntryRun]) -> list[_Writes]:
+    def _layout_runs(self, plan: TopicChange, appends: list[journal.Entry]) -> list[_Writes]:
         """Distribute a topic's new records over segments."""
         rule = self._rule(plan.row.name.decode())
         known = self._known.get(plan.row.id)
@@ -202,7 +216,7 @@ class Applier:
         if rule.retention_bytes:
             bytes_max = min(bytes_max, int(rule.retention_bytes * SEGMENT_SHARE))
         writes: list[_Writes] = []
-        for row, parts in index.join_runs(pieces):
+        for row, parts in index.join_runs(appends):
             # A gap starts a new segment: without an index, bytes that have no row could be taken for records.
             new = (
                 current is None
@@ -243,36 +257,32 @@ class Applier:
                 self._disk.cut(fd, at)
                 self._disk.write(fd, parts, at)
 
-    def _record(self, gathered: Gathered, applied: int) -> list[Path]:
-        """Do step 4; return the files that the catalogue no longer names."""
+    def _record(self, gathered: Gathered, applied: int) -> list[SegmentRow]:
+        """Do step 4; return the segments that the catalogue no longer names."""
         catalogue = self._catalogue
         meta = catalogue.meta()
         plans = gathered.plans.values()
-        dropped: list[Path] = []
+        dropped: list[SegmentRow] = []
         with catalogue.transaction():
             catalogue.put([row for plan in plans for row in plan.changed])
             for plan in plans:
                 if plan.destroyed:
-                    for segment in catalogue.segments(plan.row.id):
-                        dropped += self._paths(segment)
+                    dropped += catalogue.segments(plan.row.id)
                     catalogue.drop_topic(plan.row.id)
                 elif plan.trimmed:
-                    for segment in catalogue.segments(plan.row.id):
-                        if segment.end <= plan.row.start_offset:
-                            catalogue.drop_segment(plan.row.id, segment.base)
-                            dropped += self._paths(segment)
+                    start = plan.row.start_offset
+                    dropped += [one for one in catalogue.segments(plan.row.id) if one.end <= start]
+            catalogue.drop(SegmentRow, map(row_key, dropped))
             live = [plan for plan in plans if not plan.destroyed]
             catalogue.put([plan.final_row() for plan in live])
-            for plan in live:
-                if plan.created:
-                    catalogue.drop_tombstone(plan.row.name)
+            catalogue.drop(TombstoneRow, [(plan.row.name,) for plan in live if plan.created])
             catalogue.put(gathered.tombstones.values())
             catalogue.put([row for row in gathered.cursors.values() if row is not None])
-            catalogue.drop_cursors([key for key, row in gathered.cursors.items() if row is None])
+            catalogue.drop(CursorRow, [key for key, row in gathered.cursors.items() if row is None])
             catalogue.put(gathered.producers.values())
             catalogue.put(gathered.batches.values())
             catalogue.put([row for row in gathered.notes.values() if row is not None])
-            catalogue.drop_notes([key for key, row in gathered.notes.items() if row is None])
+            catalogue.drop(NoteRow, [(key,) for key, row in gathered.notes.items() if row is None])
             if gathered.producers:
                 newest_ms = max(row.ms for row in gathered.producers.values())
                 catalogue.drop_producers(newest_ms - PRODUCER_LEASE_MS, PRODUCERS_MAX)
@@ -287,8 +297,9 @@ class Applier:
 
     def _fold_tombstones(self, meta: DirectoryMeta) -> DirectoryMeta:
         """Forget the oldest tombstones, and raise the floor above each of them."""
-        for row in list(self._catalogue.tombstones())[:-TOMBSTONES_MAX]:
-            self._catalogue.drop_tombstone(row.name)
+        oldest = list(self._catalogue.tombstones())[:-TOMBSTONES_MAX]
+        self._catalogue.drop(TombstoneRow, map(row_key, oldest))
+        for row in oldest:
             meta = msgspec.structs.replace(
                 meta,
                 floor_offset=max(meta.floor_offset, row.end_offset),
@@ -299,7 +310,3 @@ class Applier:
 
     def _path(self, segment: SegmentRow) -> Path:
         return self._layout.segment(segment.topic_id, segment.base)
-
-    def _paths(self, segment: SegmentRow) -> tuple[Path, Path]:
-        path = self._path(segment)
-        return path, path.with_suffix(".idx")

@@ -23,7 +23,6 @@ from headrace.log.catalogue.rows import (
 )
 from headrace.log.commit import journal
 from headrace.log.commit.journal import RECENT_MAX, Name, Producer
-from headrace.log.read.index import EntryRun
 from headrace.log.store import Progress
 from headrace.model import Durability, present_name
 from headrace.printing import quoted
@@ -64,7 +63,7 @@ class TopicChange:
     end_offset: int
     end_ordinal: int
     last_ms: int
-    pieces: list[EntryRun] = field(default_factory=list)
+    appends: list[journal.Entry] = field(default_factory=list)
     changed: list[SegmentRow] = field(default_factory=list)
     created: bool = False
     destroyed: bool = False
@@ -220,7 +219,7 @@ class Gathered:
             return
         if offset > plan.end_offset:
             self._lose(plan, offset, ordinal)
-        plan.pieces.append(tuple.__new__(EntryRun, (offset, ordinal, count, ms, data)))
+        plan.appends.append(entry)
         plan.end_offset = end
         plan.end_ordinal = ordinal + count
         plan.last_ms = ms

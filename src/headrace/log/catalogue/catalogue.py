@@ -238,8 +238,14 @@ class Catalogue:
         values: list[tuple[object, ...]] = [row + (checksum(row),) for row in rows]  # noqa: RUF005
         if values:
             marks = ",".join("?" * len(values[0]))
-            table = TABLES[type(next(iter(rows)))]
+            table = TABLES[type(next(iter(rows)))].name
             self._db.executemany(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", values)
+
+    def drop(self, kind: type[R], keys: Iterable[tuple[object, ...]]) -> None:
+        """Delete the rows of one kind with these keys."""
+        table = TABLES[kind]
+        key = " AND ".join(f"{column} = ?" for column in kind._fields[: table.keys])
+        self._db.executemany(f"DELETE FROM {table.name} WHERE {key}", keys)
 
     def topic(self, name: bytes) -> TopicRow | None:
         return self._one(TopicRow, "WHERE name = ?", self._stored(name))
@@ -329,11 +335,6 @@ class Catalogue:
         """Return the completely appended batches, whose staged files may still exist."""
         return list(self._all(BatchRow, "WHERE file >= files"))
 
-    def drop_batches(self, rows: Collection[BatchRow]) -> None:
-        self._db.executemany(
-            "DELETE FROM batches WHERE producer = ? AND number = ?", [row[:2] for row in rows]
-        )
-
     def note(self, key: bytes) -> NoteRow | None:
         return self._one(NoteRow, "WHERE key = ?", key)
 
@@ -352,21 +353,10 @@ class Catalogue:
             (*first, min(until_ms, INTEGER_MAX)),
         )
 
-    def drop_notes(self, keys: Collection[bytes]) -> None:
-        self._db.executemany("DELETE FROM notes WHERE key = ?", [(key,) for key in keys])
-
     def drop_topic(self, topic_id: int) -> None:
-        self._db.execute("DELETE FROM topics WHERE id = ?", (topic_id,))
+        """Delete a topic's row and those of its segments."""
+        self.drop(TopicRow, [(topic_id,)])
         self._db.execute("DELETE FROM segments WHERE topic_id = ?", (topic_id,))
-
-    def drop_segment(self, topic_id: int, base: int) -> None:
-        self._db.execute("DELETE FROM segments WHERE topic_id = ? AND base = ?", (topic_id, base))
-
-    def drop_tombstone(self, name: bytes) -> None:
-        self._db.execute("DELETE FROM tombstones WHERE name = ?", (name,))
-
-    def drop_cursors(self, keys: Collection[tuple[bytes, bytes]]) -> None:
-        self._db.executemany("DELETE FROM cursors WHERE name = ? AND reader = ?", keys)
 
     def drop_producers(self, before_ms: int, keep_max: int) -> None:
         """Forget producers silent since `before_ms`, and above `keep_max` those silent for longest."""
@@ -390,7 +380,7 @@ class Catalogue:
                 raise DamagedCatalogueError(f"{self.path}: its tables are not those of its format")
             names = {name for _, name, _, _ in schema}
             for kind, table in TABLES.items():
-                for _ in self._raw(kind) if table in names else ():
+                for _ in self._raw(kind) if table.name in names else ():
                     pass
 
     def salvage(self, kind: type[R]) -> tuple[list[R], bool]:
@@ -398,7 +388,7 @@ class Catalogue:
         rows: list[R] = []
         whole = True
         try:
-            for values in self._db.execute(f"SELECT * FROM {TABLES[kind]}"):
+            for values in self._db.execute(f"SELECT * FROM {TABLES[kind].name}"):
                 row = kind(*values[:-1])
                 if checksum(row) == values[-1]:
                     rows.append(row)
@@ -450,7 +440,7 @@ class Catalogue:
 
     def _raw(self, kind: type[R], where: str = "", *values: object) -> Iterator[R]:
         """Yield rows exactly as stored in the file."""
-        table = TABLES[kind]
+        table = TABLES[kind].name
         for found in self._db.execute(f"SELECT * FROM {table} {where}", values):
             row = kind(*found[:-1])
             if checksum(row) != found[-1]:

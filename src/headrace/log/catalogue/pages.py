@@ -12,19 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from headrace.log.catalogue.rows import (
-    TABLES,
-    BatchRow,
-    CursorRow,
-    MetaRow,
-    NoteRow,
-    ProducerRow,
-    R,
-    SegmentRow,
-    TombstoneRow,
-    TopicRow,
-    checksum,
-)
+from headrace.log.catalogue.rows import TABLES, R, checksum, row_key
 from headrace.log.disk import load
 
 _PAGE_BYTES = 4096
@@ -154,22 +142,5 @@ def _row(kind: type[R], values: list[Value]) -> R | None:
     return row if checksum(row) == values[-1] else None
 
 
-_KEYS_AND_AGES: dict[type, tuple[int, tuple[str, ...]]] = {
-    MetaRow: (1, ()),
-    TopicRow: (1, ("end_offset", "start_offset", "epoch")),
-    SegmentRow: (2, ("end", "rows")),
-    TombstoneRow: (1, ("ms",)),
-    CursorRow: (2, ("ms",)),
-    ProducerRow: (2, ("last", "ms")),
-    BatchRow: (2, ("file", "position")),
-    NoteRow: (1, ("ms",)),
-}
-"""Number of leading values of a row that are its key, and fields that together grow with every change."""
-
-
-def row_key(row: tuple[object, ...]) -> object:
-    return row[: _KEYS_AND_AGES[type(row)][0]]
-
-
 def _age(row: object) -> list[int]:
-    return [getattr(row, name) for name in _KEYS_AND_AGES[type(row)][1]]
+    return [getattr(row, name) for name in TABLES[type(row)].ages]

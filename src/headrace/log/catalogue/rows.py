@@ -168,19 +168,32 @@ def checksum(row: tuple[object, ...]) -> int:
     return crc32c(msgspec.msgpack.encode(row))
 
 
-TABLES: dict[type[Any], str] = {
-    TopicRow: "topics",
-    SegmentRow: "segments",
-    TombstoneRow: "tombstones",
-    CursorRow: "cursors",
-    ProducerRow: "producers",
-    MetaRow: "meta",
-    BatchRow: "batches",
-    NoteRow: "notes",
+class Table(NamedTuple):
+    name: str
+    keys: int
+    """Number of leading columns that are the key of a row."""
+    ages: tuple[str, ...]
+    """Columns that together grow with every change of a row."""
+
+
+TABLES: dict[type[Any], Table] = {
+    TopicRow: Table("topics", 1, ("end_offset", "start_offset", "epoch")),
+    SegmentRow: Table("segments", 2, ("end", "rows")),
+    TombstoneRow: Table("tombstones", 1, ("ms",)),
+    CursorRow: Table("cursors", 2, ("ms",)),
+    ProducerRow: Table("producers", 2, ("last", "ms")),
+    MetaRow: Table("meta", 1, ()),
+    BatchRow: Table("batches", 2, ("file", "position")),
+    NoteRow: Table("notes", 1, ("ms",)),
 }
 R = TypeVar(
     "R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow, BatchRow, NoteRow
 )
+
+
+def row_key(row: tuple[object, ...]) -> tuple[object, ...]:
+    return row[: TABLES[type(row)].keys]
+
 
 NAMED = (TopicRow, TombstoneRow, CursorRow, ProducerRow)
 """Kinds of rows that name a topic."""

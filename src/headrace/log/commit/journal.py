@@ -384,7 +384,8 @@ class Ring:
         self._file_bytes = file_bytes
         self._boot_id = boot_id
         self.free: deque[Path] = deque()
-        self._unsynced: set[Path] = set()
+        self._unsynced: dict[Path, int] = {}
+        """Number of the last commit in a file that is written and not synced."""
         self.touched: dict[Path, dict[Topic, int]] = {}
         """Topics with commits in a file, each with the end offset of its last append there."""
         self.current: JournalFile | None = None
@@ -426,7 +427,7 @@ class Ring:
         for one in appended:
             touched[one.topic] = one.end
         if not synced:
-            self._unsynced.add(file.path)
+            self._unsynced[file.path] = sequence
 
     def unsynced(self) -> list[Path]:
         """Return the files with commits that are written and not synced."""
@@ -438,14 +439,14 @@ class Ring:
             with self._disk.opened(path, sync=True):
                 pass
 
-    def synced(self, paths: list[Path]) -> None:
-        """Record that `sync` finished for these files and that none was written to since `sync` began."""
-        self._unsynced.difference_update(paths)
+    def synced(self, sequence: int) -> None:
+        """Record that all commits up to `sequence` are synced. A file may hold later ones by now."""
+        self._unsynced = {path: last for path, last in self._unsynced.items() if last > sequence}
 
     def recycle(self, path: Path) -> None:
         """Take a file whose commits are synced as segments, or a new one, for new commits."""
         self.touched.pop(path, None)
-        self._unsynced.discard(path)
+        self._unsynced.pop(path, None)
         self.free.append(path)
 
     def close(self) -> None:

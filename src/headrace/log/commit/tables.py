@@ -51,7 +51,7 @@ class Handles:
         self._rule = rule
         self._known: dict[str, Topic] = {}
         self._dropped: WeakValueDictionary[str, Topic] = WeakValueDictionary()
-        """Dropped handles that a caller may still append to: a second handle would miss those appends."""
+        """Dropped handles that a caller or a commit still holds: a second handle would miss appends."""
         self._unlisted: dict[str, Topic] = {}
         """Topics that exist and are not in the catalogue yet, or never will be."""
         self._destroyed: set[str] = set()

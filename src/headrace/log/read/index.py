@@ -10,9 +10,9 @@ sizes are trusted if following them leads exactly to the next valid row.
 """
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import repeat
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from crc32c import crc32c
 
@@ -20,6 +20,9 @@ from headrace.log.catalogue.rows import SegmentRow
 from headrace.log.disk import PAGE_BYTES
 from headrace.log.records import walk
 from headrace.model import RESERVED_TOPIC_BYTES_MAX, TOPIC_BYTES_MAX, present_name
+
+if TYPE_CHECKING:
+    from headrace.log.commit.journal import Entry
 
 RUN_RECORDS_MAX = 500
 """Limit that keeps the search for record boundaries in a run fast without a table of positions."""
@@ -121,21 +124,14 @@ def row_position(number: int) -> int:
     return HEADER_BYTES + number * ROW_BYTES
 
 
-class EntryRun(NamedTuple):
-    """Records of one journal entry. They are never split, but joined with their neighbours."""
+def join_runs(appends: Iterable["Entry"]) -> Iterator[tuple[Row, list[bytes | memoryview]]]:
+    """Join consecutive appends to runs; yield each run's row and the bytes that the row covers.
 
-    offset: int
-    ordinal: int
-    record_count: int
-    ms: int
-    data: bytes | memoryview
-
-
-def join_runs(pieces: Sequence[EntryRun]) -> Iterator[tuple[Row, list[bytes | memoryview]]]:
-    """Join consecutive pieces to runs; yield each run's row and the bytes that the row covers."""
+    The records of one entry of the journal are never split.
+    """
     parts: list[bytes | memoryview] = []
     offset = ordinal = count = length = ms = crc = 0
-    for at, first, records, when, data in pieces:
+    for _, _, at, first, records, when, _, data in appends:
         size = len(data)
         if parts and (
             at != offset + length

@@ -11,6 +11,7 @@ from bisect import bisect_right
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from io import FileIO
+from itertools import islice, takewhile
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -18,7 +19,7 @@ from headrace.log.catalogue.rows import SegmentRow
 from headrace.log.commit.journal import decode_entry, entry_end
 from headrace.log.disk import read_patiently
 from headrace.log.layout import Layout
-from headrace.log.read.index import ROW_BYTES, EntryRun, Row, encode_row, join_runs
+from headrace.log.read.index import ROW_BYTES, Row, encode_row, join_runs
 from headrace.log.read.reader import ReadSide
 from headrace.log.read.segment import Segments
 from headrace.log.store import Topic
@@ -128,14 +129,9 @@ class RawTopic(NamedTuple):
 
     def _tail_rows(self, start: int, end: int, rows_max: int) -> bytes:
         tail = self.tail
-        pieces = []
-        for encoded in tail[bisect_right(tail, start, key=entry_end) :]:
-            _, _, offset, ordinal, count, ms, _, data = decode_entry(encoded)
-            if offset >= end:
-                break
-            pieces.append(EntryRun(offset, ordinal, count, ms, data))
-        rows = [encode_row(row) for row, _ in join_runs(pieces)]
-        return b"".join(rows[:rows_max])
+        entries = map(decode_entry, tail[bisect_right(tail, start, key=entry_end) :])
+        wanted = takewhile(lambda entry: entry.offset < end, entries)
+        return b"".join(encode_row(row) for row, _ in islice(join_runs(wanted), rows_max))
 
     def _files(self) -> Segments:
         # The store's own files belong to the event loop's thread.

@@ -433,7 +433,8 @@ def quarantine(layout: Layout, disk: Disk, path: Path, problem: Problem) -> None
         damaged, _ = read_patiently(file.fileno(), problem.length, problem.position)
     # The same bytes get the same name, so that an applier that retries keeps them once.
     name = f"journal-{path.stem}-{problem.position}-{crc32c(damaged):08x}.bin"
-    disk.write_file(layout.quarantine / name, [damaged])
+    disk.write_file(layout.quarantine / name, [damaged], synced=True)
+    disk.sync_directory(layout.quarantine)
 
 
 def quarantine_file(layout: Layout, path: Path) -> None:

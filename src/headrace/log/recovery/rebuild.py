@@ -29,7 +29,7 @@ from headrace.log.catalogue.catalogue import (
     DamagedCatalogueError,
     UnreadableCatalogueError,
 )
-from headrace.log.catalogue.pages import Pages, row_key
+from headrace.log.catalogue.pages import Pages
 from headrace.log.catalogue.rows import (
     RENAMED_FORMAT,
     RESERVED,
@@ -44,6 +44,7 @@ from headrace.log.catalogue.rows import (
     TombstoneRow,
     TopicRow,
     present,
+    row_key,
 )
 from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
@@ -399,11 +400,21 @@ def _topic(topic_id: int, found: _Found, old: _Salvage) -> TopicRow | None:
 
 
 def _set_aside(path: Path, disk: Disk) -> None:
-    stamp = int(time.time() * 1000)
-    for suffix in ("-wal", "-shm", ""):
+    """Keep the old catalogue under another name too, until the new one replaces it.
+
+    A start that is killed in between finds the old rows in their place.
+    """
+    kept = path.with_name(f"damaged-{int(time.time() * 1000)}-{path.name}")
+    for suffix in ("-wal", "-shm"):
+        # SQLite would take these files for parts of the new catalogue.
         old = path.with_name(path.name + suffix)
         if old.exists():
-            disk.rename(old, path.with_name(f"damaged-{stamp}-{old.name}"))
+            disk.rename(old, kept.with_name(kept.name + suffix))
+    if path.exists():
+        try:
+            disk.link(path, kept)
+        except OSError:
+            disk.rename(path, kept)  # the file system has no links
 
 
 def _set_aside_segments(layout: Layout, disk: Disk, known: set[tuple[int, int]]) -> Iterator[str]:
