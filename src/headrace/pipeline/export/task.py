@@ -76,15 +76,7 @@ def _rows(records: DecodedRecords, shape: Shape, decoding: "Decoding") -> Record
     data = memoryview(records.data)[first - records.data_offset : last - records.data_offset]
     schema = shape.columns
     columns = to_batch(records, schema.names, decoding.columns(records), schema)
-    return RecordRows(
-        topic=records.topic,
-        epoch=records.epoch,
-        ordinal=records.ordinal,
-        boundaries=records.boundaries,
-        ms=records.ms,
-        data=data,
-        columns=columns,
-    )
+    return RecordRows(columns, data)
 
 
 # Shared storage
