@@ -277,8 +277,8 @@ def joined(first: int, second: int, second_bytes: int) -> int:
 def _zeros(power: int) -> tuple[int, ...]:
     """Return the map of a checksum that 2**power zero bits make.
 
-    Appending one zero bit is a linear map of 32 bits. Applying a map to itself gives the map for twice as many
-    bits.
+    Appending one zero bit is a linear map of 32 bits. Applying a map to itself gives the map for twice as
+    many bits.
     """
     if not power:
         return (_POLYNOMIAL, *(1 << bit for bit in range(31)))
