@@ -1,6 +1,7 @@
 """Pipeline: an audit of the log against `cat`, which reads the same files and checks nothing.
 
-The other jobs are in `pipeline_export.py`, `pipeline_aggregate.py` and `pipeline_dedupe.py`.
+The other jobs are in `pipeline_export.py`, `pipeline_growth.py`, `pipeline_aggregate.py` and
+`pipeline_dedupe.py`.
 
 The time is that of the whole job in a running Spark session: planning, starting tasks, the report. Files are
 warm. Spark has one core, so rates are per core.
@@ -18,7 +19,7 @@ from bench.load import load
 from bench.load.load import BLOCK, TOPIC, VerificationError
 from bench.measure import Check, Part, timed
 from bench.options import Options
-from bench.parts import pipeline_aggregate, pipeline_dedupe, pipeline_export
+from bench.parts import pipeline_aggregate, pipeline_dedupe, pipeline_export, pipeline_growth
 from bench.process import Headrace
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def run(options: Options, say: Callable[[str], None]) -> Part:
         pipeline_export.measure(
             part, options, say, f"http://{server.host}:{server.http_port}", records
         )
+    pipeline_growth.measure(part, options, say)
     pipeline_aggregate.measure(part, options, say)
     pipeline_dedupe.measure(part, options, say)
     return part

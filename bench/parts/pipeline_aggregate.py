@@ -129,4 +129,4 @@ def _rows(channels: int) -> Iterator[RecordRows]:
         topic = f"$channel/doc/{number:08}"
         arrays = [pa.array([topic] * EACH), *columns]
         batch = pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
-        yield RecordRows(topic, EPOCH, 0, boundaries, ms, data, batch)
+        yield RecordRows(batch, data)

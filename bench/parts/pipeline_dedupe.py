@@ -149,13 +149,8 @@ def _rows(topic: str, ids: npt.NDArray[np.int64], ordinal: int) -> RecordRows:
         pa.BinaryArray.from_buffers(pa.binary(), count, [*buffers, pa.py_buffer(payloads)]),
     ]
     return RecordRows(
-        topic=topic,
-        epoch=EPOCH,
-        ordinal=ordinal,
-        boundaries=boundaries,
-        ms=ms,
-        data=memoryview(records.tobytes()),
         columns=pa.RecordBatch.from_arrays(columns, schema=SCHEMA),
+        data=memoryview(records.tobytes()),
     )
 
 

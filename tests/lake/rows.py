@@ -43,7 +43,7 @@ def rows(
         ],
         schema=SCHEMA,
     )
-    return RecordRows(topic, epoch, ordinal, boundaries, times, memoryview(data), columns)
+    return RecordRows(columns, memoryview(data))
 
 
 def token() -> int:

@@ -5,18 +5,19 @@ import uuid
 
 import duckdb
 import numpy as np
-import pyarrow as pa
 import pytest
 from deltalake import DeltaTable
 
 from headrace import connect_blocking
 from headrace.errors import OptionError
 from headrace.lake.format import SCHEMA, LakeError, Shape
+from headrace.model import Position
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline import audit, compact, export
 from headrace.pipeline.export.task import Decoding, shape_of
 from headrace.pipeline.tasks import LocalRunner
 from headrace.reader.decode import DecodedRecords
+from headrace.reader.view import LogRange
 from tests.pipeline.meddling import tree
 
 COLUMNS = "id bigint, tags array<string>, price decimal(6, 2), place struct<x double, y double>"
@@ -110,8 +111,15 @@ def test_what_an_envelope_has_are_its_columns():
     assert shape.columns.names == [*SCHEMA.names, *shape.decoded.names]
     payload = encode_message(StoredMessage("p", 7, Content(b"[1]", is_json=True)))
     data = len(payload).to_bytes(4, "big") + payload
+    zero = np.array([0])
     records = DecodedRecords(
-        "$channel/c", np.array([0, len(data)]), 0, np.array([0]), pa.py_buffer(data), 0, 1
+        parts=[LogRange("$channel/c", Position(1, 0, 0), Position(1, len(data), 1))],
+        which=zero,
+        offsets=zero,
+        ordinals=zero,
+        ms=zero,
+        boundaries=np.array([0, len(data)]),
+        data=memoryview(data),
     )
     columns = Decoding(shape).columns(records)
     assert {name: column.to_pylist() for name, column in columns.items()} == {

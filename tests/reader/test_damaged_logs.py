@@ -11,7 +11,7 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.log.read.index import HEADER_BYTES, ROW_BYTES, decode_rows
-from headrace.reader.decode import DamageError, decode
+from headrace.reader.decode import DamageError
 from headrace.reader.files import FileLog
 from headrace.reader.view import (
     DataLossError,
@@ -77,13 +77,7 @@ def parts(log: LogView, name: str, size: int) -> list[LogRange]:
 
 def left(log: LogView, name: str, size: int) -> list[Record]:
     """Return the records that are read without verification."""
-    found = []
-    for part in parts(log, name, size):
-        for records in decode(part, log.read(part), verify=False):
-            offsets = records.boundaries.tolist()
-            for number, payload in enumerate(records.payloads().to_pylist()):
-                found.append(Record(offsets[number], records.ordinal + number, payload))
-    return found
+    return [one for part in parts(log, name, size) for one in read(log, part, verify=False)]
 
 
 def read_all(log: LogView, name: str, size: int) -> None:

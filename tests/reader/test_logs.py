@@ -1,15 +1,17 @@
 """One contract for both views of a log, files and server: topics, positions, parts, records as published."""
 
+from collections.abc import Iterator
 from contextlib import closing
 from itertools import permutations
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.model import Position
-from headrace.reader.decode import decode
+from headrace.reader.decode import DecodedRecords, decode
 from headrace.reader.files import FileLog
 from headrace.reader.http_client import ServerError
 from headrace.reader.server import ServerLog
@@ -29,13 +31,20 @@ def state_of(log: LogView, name: str) -> TopicState:
     return log.topics([name])[name]
 
 
-def read(log: LogView, part: LogRange) -> list[Record]:
+def decoded(log: LogView, part: LogRange, *, verify: bool) -> Iterator[DecodedRecords]:
+    return decode(((part, block) for block in log.read(part)), verify=verify)
+
+
+def read(log: LogView, part: LogRange, *, verify: bool = True) -> list[Record]:
     found = []
-    for records in decode(part, log.read(part), verify=True):
-        offsets = records.boundaries.tolist()
-        for number, payload in enumerate(records.payloads().to_pylist()):
-            found.append(Record(offsets[number], records.ordinal + number, payload))
-            assert found[-1].end == offsets[number + 1]
+    for records in decoded(log, part, verify=verify):
+        columns = (records.offsets, records.ordinals, records.payloads())
+        some = [Record(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+        sizes = np.diff(records.boundaries).tolist()
+        assert [one.end for one in some] == [
+            one.offset + size for one, size in zip(some, sizes, strict=True)
+        ]
+        found += some
     return found
 
 
@@ -131,7 +140,7 @@ def test_a_time_is_the_first_record_from_then_on(log, filled: Filled, name, part
 
 def times_of(log: LogView, state: TopicState) -> list[int]:
     (whole,) = log.split(LogRange(state.name, state.start, state.end), 1 << 40)
-    return [ms for one in decode(whole, log.read(whole), verify=True) for ms in one.ms.tolist()]
+    return [ms for one in decoded(log, whole, verify=True) for ms in one.ms.tolist()]
 
 
 @random_places

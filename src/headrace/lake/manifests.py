@@ -13,7 +13,8 @@ first export of this version merges all of them.
 """
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from crc32c import crc32c
@@ -252,22 +253,27 @@ def joined(first: int, second: int, second_bytes: int) -> int:
     """Return the checksum of two adjacent stretches, computed from their two checksums.
 
     It is the first checksum, advanced by as many zeros as the second stretch is long, XORed with the second.
-    Appending one zero bit is a linear map of 32 bits. Applying the map to itself gives the map for twice as
-    many bits.
     """
-    matrix = [_POLYNOMIAL, *(1 << bit for bit in range(31))]
-    # Go from one zero bit to eight, which are a byte.
-    for _ in range(3):
-        matrix = [_times(matrix, row) for row in matrix]
-    while second_bytes:
-        if second_bytes & 1:
-            first = _times(matrix, first)
-        matrix = [_times(matrix, row) for row in matrix]
-        second_bytes >>= 1
+    for power in range(second_bytes.bit_length()):
+        if second_bytes >> power & 1:
+            first = _times(_zeros(power + 3), first)  # a byte has 2**3 bits
     return first ^ second
 
 
-def _times(matrix: list[int], vector: int) -> int:
+@cache
+def _zeros(power: int) -> tuple[int, ...]:
+    """Return the map of a checksum that 2**power zero bits make.
+
+    Appending one zero bit is a linear map of 32 bits. Applying a map to itself gives the map for twice as
+    many bits.
+    """
+    if not power:
+        return (_POLYNOMIAL, *(1 << bit for bit in range(31)))
+    half = _zeros(power - 1)
+    return tuple(_times(half, row) for row in half)
+
+
+def _times(matrix: Sequence[int], vector: int) -> int:
     total = 0
     for row in matrix:
         if vector & 1:

@@ -50,11 +50,14 @@ class Layout:
         return sorted(found, key=lambda path: int(path.stem))
 
     def segment(self, topic_id: int, base: int) -> Path:
-        directory = f"{topic_id % SEGMENT_DIRECTORIES:02x}"
-        return self.segments / directory / f"{topic_id:x}-{base:020d}.log"
+        return self._file(topic_id, base, "log")
 
     def index(self, topic_id: int, base: int) -> Path:
-        return self.segment(topic_id, base).with_suffix(".idx")
+        return self._file(topic_id, base, "idx")
+
+    def _file(self, topic_id: int, base: int, suffix: str) -> Path:
+        directory = f"{topic_id % SEGMENT_DIRECTORIES:02x}"
+        return self.segments / f"{directory}/{topic_id:x}-{base:020d}.{suffix}"
 
     def staged_file(self, staged_id: str) -> Path:
         return self.staged / staged_id

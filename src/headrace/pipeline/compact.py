@@ -17,7 +17,6 @@ from functools import partial
 from itertools import groupby
 from typing import NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from headrace.config.pipeline import CompactOptions
@@ -265,13 +264,8 @@ class _Input:
 
 
 def _rows(found: Checked, schema: pa.Schema) -> RecordRows:
-    one, columns = found.range, found.rows
-    offsets = columns["offset"].to_numpy()
-    boundaries = np.append(offsets, offsets[0] + len(found.records))
-    ms = columns["timestamp"].cast(pa.int64()).to_numpy() // 1000
-    names = columns.schema.names
-    typed = pa.RecordBatch.from_arrays(
-        [columns[name] for name in names], schema=pa.schema([schema.field(name) for name in names])
-    )
-    ordinal = columns["ordinal"][0].as_py()
-    return RecordRows(one.topic, one.epoch, ordinal, boundaries, ms, found.records, typed)
+    columns = dict(zip(found.rows.schema.names, found.rows.columns, strict=True))
+    if "topic" not in columns:  # the table is partitioned by it
+        columns["topic"] = pa.repeat(found.range.topic, found.rows.num_rows)
+    arrays = [columns[name] for name in schema.names]
+    return RecordRows(pa.RecordBatch.from_arrays(arrays, schema=schema), found.records)

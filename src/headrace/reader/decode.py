@@ -4,7 +4,8 @@ Numpy and Arrow do the work per record.
 """
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +16,15 @@ from crc32c import crc32c
 
 from headrace.log.read.index import ROW_BYTES
 from headrace.model import JUMP, RECORD_HEADER_BYTES
-from headrace.reader.view import DamagedRange, LogBlock, LogRange, Rows, SourceError
+from headrace.reader.view import (
+    DamagedRange,
+    DataLossError,
+    LogBlock,
+    LogRange,
+    LogView,
+    Rows,
+    SourceError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +98,9 @@ def stretches(
     rows = index.rows
     offsets = rows["offset"].astype(np.int64)
     ends = offsets + rows["length"]
+    if _is_one_stretch(offsets, ends, start, end, bytes_max):
+        yield Stretch(rows, int(offsets[0]), int(ends[-1]))
+        return
     first = int(np.searchsorted(ends, start, "right"))
     last = int(np.searchsorted(offsets, end, "left"))
     inside = np.flatnonzero(offsets[first + 1 : last] != ends[first : max(first, last - 1)])
@@ -109,6 +121,15 @@ def stretches(
         yield DamagedRange(position, end, place)
 
 
+def _is_one_stretch(
+    offsets: "_Positions", ends: "_Positions", start: int, end: int, bytes_max: int
+) -> bool:
+    """True if all rows are needed and have no gap: small parts are read faster that way."""
+    if not len(offsets) or not (offsets[0] <= start < ends[0] and offsets[-1] < end <= ends[-1]):
+        return False
+    return offsets[-1] < offsets[0] + bytes_max and bool((offsets[1:] == ends[:-1]).all())
+
+
 def is_gap(offset: int, next_offset: int) -> bool:
     """True if records between the two offsets are missing. A topic that jumped ahead has none there."""
     return offset < next_offset and (next_offset - offset) % JUMP != 0
@@ -121,100 +142,253 @@ BATCH_RECORDS_MAX = 65_536
 
 BATCH_BYTES_MAX = 32 << 20
 
+_GATHERED_BYTES = 8 << 20
+"""Bytes of small blocks that are decoded together, because each call of numpy or Arrow has a fixed cost."""
+
 _SLICE_STOP = (1 << 31) - 1
 
 _Positions = npt.NDArray[np.int64]
 
 
 class DecodedRecords(NamedTuple):
-    """Consecutive records of a topic."""
+    """Records of parts, in the order of the parts."""
 
-    topic: str
-    boundaries: _Positions
-    """Topic offset where each record begins, followed by the offset where the last record ends."""
-    ordinal: int
+    parts: Sequence[LogRange]
+    which: _Positions
+    """Index into `parts` for each record."""
+    offsets: _Positions
+    ordinals: _Positions
     ms: _Positions
-    data: pa.Buffer
-    data_offset: int
-    """Topic offset of the first byte in `data`."""
-    epoch: int
-    """Epoch of the topic when the records were read."""
+    boundaries: _Positions
+    """Position in `data` where each record begins, followed by the position where the last record ends."""
+    data: memoryview
 
     @property
     def record_count(self) -> int:
-        return len(self.boundaries) - 1
+        return len(self.which)
+
+    @property
+    def bytes(self) -> memoryview:
+        """Exactly the log's bytes of these records."""
+        return self.data[int(self.boundaries[0]) : int(self.boundaries[-1])]
 
     def payloads(self) -> pa.BinaryArray:
-        starts = (self.boundaries - self.data_offset).astype(np.int32)
+        starts = pa.py_buffer(self.boundaries.astype(np.int32))
         whole = pa.BinaryArray.from_buffers(
-            pa.binary(), self.record_count, [None, pa.py_buffer(starts), self.data]
+            pa.binary(), self.record_count, [None, starts, pa.py_buffer(self.data)]
         )
         return pc.binary_slice(whole, RECORD_HEADER_BYTES, _SLICE_STOP)
+
+    def stretches(self) -> Iterator["DecodedRecords"]:
+        """Yield the records cut where the next record does not follow in its part."""
+        follows = (
+            (np.diff(self.which) == 0)
+            & (np.diff(self.ordinals) == 1)
+            & (np.diff(self.offsets) == np.diff(self.boundaries)[:-1])
+        )
+        cuts = [0, *(np.flatnonzero(~follows) + 1).tolist(), self.record_count]
+        return (_slice(self, first, last) for first, last in pairwise(cuts))
 
 
 class DamageError(SourceError):
     """A checksum fails, or bytes cannot be parsed as records."""
 
 
-def decode(
-    part: LogRange, blocks: Iterator[LogBlock | DamagedRange], *, verify: bool
+def read_records(
+    log: LogView,
+    parts: Sequence[LogRange],
+    on_loss: Callable[[DataLossError], object],
+    *,
+    verify: bool,
 ) -> Iterator[DecodedRecords]:
-    """Yield exactly the records of a part.
+    """Yield exactly the records of these parts, with many small parts together.
 
-    With `verify`, damage raises `DamageError`, which names the damaged range. Without it, damaged ranges are
+    If records are no longer kept, `on_loss` is called; unless it raises, the part's rest is read. With
+    `verify`, damage raises `DamageError`, which names the damaged range. Without it, damaged ranges are
     skipped and logged.
     """
-    ordinal = part.start.ordinal
-    for block in blocks:
+    log.expect(parts)
+    return decode(_blocks(log, parts, on_loss), verify=verify)
+
+
+PartBlock = tuple[LogRange, LogBlock]
+
+
+def _blocks(
+    log: LogView, parts: Iterable[LogRange], on_loss: Callable[[DataLossError], object]
+) -> Iterator[tuple[LogRange, LogBlock | DamagedRange]]:
+    for part in parts:
+        rest: LogRange | None = part
+        while rest is not None:
+            try:
+                for block in log.read(rest):
+                    yield rest, block
+                break
+            except DataLossError as loss:
+                on_loss(loss)
+                rest = loss.rest
+
+
+def decode(
+    blocks: Iterable[tuple[LogRange, LogBlock | DamagedRange]], *, verify: bool
+) -> Iterator[DecodedRecords]:
+    """Yield the records of parts from their blocks, as `read_records` does."""
+    reached: tuple[LogRange | None, int] = None, 0
+    for some in _gathered(blocks, verify=verify):
+        records = _records(some, reached, verify=verify)
+        if records is not None:
+            reached = records.parts[records.which[-1]], int(records.ordinals[-1]) + 1
+            yield from _portions(records)
+
+
+def _gathered(
+    blocks: Iterable[tuple[LogRange, LogBlock | DamagedRange]], *, verify: bool
+) -> Iterator[list[PartBlock]]:
+    """Yield groups of blocks, which have exactly the bytes of their runs."""
+    gathered: list[PartBlock] = []
+    size = 0
+    for part, block in blocks:
         if isinstance(block, DamagedRange):
             _damage(part, block, "the index is damaged or too short", verify=verify)
             continue
-        for rows, data in _sound(part, block, verify=verify):
-            records = _records(part, block, rows, data, verify=verify)
-            if records is not None:
-                # Runs may overlap: records of the tail are grouped into other runs when they are applied.
-                yield from _portions(_clipped(records, ordinal, part.end.ordinal))
-                ordinal = max(ordinal, records.ordinal + records.record_count)
+        whole = _whole_runs(part, block, verify=verify)
+        length = len(whole.data)
+        if gathered and size + length > _GATHERED_BYTES:
+            yield gathered
+            gathered, size = [], 0
+        if length > _GATHERED_BYTES:
+            yield [(part, whole)]
+        else:
+            # The copy stays valid when the next block is requested.
+            gathered.append((part, whole._replace(data=bytes(whole.data))))
+            size += length
+    if gathered:
+        yield gathered
 
 
-def _sound(part: LogRange, block: LogBlock, *, verify: bool) -> Iterator[tuple[Rows, memoryview]]:
-    """Yield the consecutive rows of a block whose checksums match, with their bytes."""
-    rows, data = block.rows, memoryview(block.data)
-    base = int(rows["offset"][0])
-    ends = np.cumsum(rows["length"].astype(np.int64))
-    first = position = 0
-    for number, (end, crc) in enumerate(zip(ends.tolist(), rows["crc"].tolist(), strict=True)):
-        if crc32c(data[position:end]) != crc or end > len(data):
-            damaged = DamagedRange(base + position, base + end, block.place)
-            _damage(part, damaged, "a checksum fails", verify=verify)
-            if first < number:
-                yield rows[first:number], data[int(ends[first - 1]) if first else 0 : position]
-            first = number + 1
-        position = end
-    if first < len(rows):
-        yield rows[first:], data[int(ends[first - 1]) if first else 0 : position]
+def _whole_runs(part: LogRange, block: LogBlock, *, verify: bool) -> LogBlock:
+    """Return a block without the runs that lie behind the end of a file that was cut."""
+    if len(block.data) == block.rows["length"].sum():
+        return block
+    ends = np.cumsum(block.rows["length"], dtype=np.int64)
+    count = int(np.searchsorted(ends, len(block.data), "right"))
+    for row in block.rows[count:]:
+        _damage_run(part, block, row, "a checksum fails", verify=verify)
+    end = int(ends[count - 1]) if count else 0
+    return block._replace(rows=block.rows[:count], data=block.data[:end])
+
+
+class _Runs(NamedTuple):
+    """Runs of records, one after another in `data`."""
+
+    blocks: Sequence[PartBlock]
+    which: _Positions
+    """Index into `blocks` for each run."""
+    rows: Rows
+    data: memoryview
+
+    @property
+    def lengths(self) -> _Positions:
+        return self.rows["length"].astype(np.int64)
+
+    @property
+    def counts(self) -> _Positions:
+        return self.rows["count"].astype(np.int64)
+
+    def each(self) -> list[memoryview]:
+        """Return the bytes of each run."""
+        ends = np.cumsum(self.lengths).tolist()
+        return [self.data[first:last] for first, last in pairwise([0, *ends])]
+
+    def without(self, damaged: Sequence[int], reason: str, *, verify: bool) -> "_Runs":
+        if not damaged:
+            return self
+        for number in damaged:
+            part, block = self.blocks[self.which[number]]
+            _damage_run(part, block, self.rows[number], reason, verify=verify)
+        sound = np.delete(np.arange(len(self.rows)), damaged)
+        every = self.each()
+        data = memoryview(b"".join(every[number] for number in sound))
+        return self._replace(which=self.which[sound], rows=self.rows[sound], data=data)
 
 
 def _records(
-    part: LogRange, block: LogBlock, rows: Rows, data: memoryview, *, verify: bool
+    blocks: Sequence[PartBlock], reached: tuple[LogRange | None, int], *, verify: bool
 ) -> DecodedRecords | None:
-    offset = int(rows["offset"][0])
-    counts = rows["count"].astype(np.int64)
-    found = boundaries(data, rows["length"].astype(np.int64), counts)
-    if found is None:
-        damaged = DamagedRange(offset, offset + len(data), block.place)
-        _damage(part, damaged, "these bytes are not records", verify=verify)
-        return None
-    ms = np.repeat(rows["ms"].astype(np.int64), counts)
-    return DecodedRecords(
-        topic=part.topic,
-        boundaries=found + offset,
-        ordinal=int(rows["ordinal"][0]),
-        ms=ms,
-        data=pa.py_buffer(data),
-        data_offset=offset,
-        epoch=part.end.epoch,
+    """Return the records of the parts that lie in these blocks; None if there are none.
+
+    `reached` is the part of the records before, and the ordinal behind them.
+    """
+    found = [block for _, block in blocks]
+    data = found[0].data if len(found) == 1 else b"".join(block.data for block in found)
+    runs = _Runs(
+        blocks=blocks,
+        which=np.repeat(np.arange(len(found)), [len(block.rows) for block in found]),
+        rows=np.frombuffer(b"".join(block.rows.tobytes() for block in found), ROW),
+        data=memoryview(data),
     )
+    crcs = zip(runs.each(), runs.rows["crc"].tolist(), strict=True)
+    damaged = [number for number, (run, crc) in enumerate(crcs) if crc32c(run) != crc]
+    runs = runs.without(damaged, "a checksum fails", verify=verify)
+    places = boundaries(runs.data, runs.lengths, runs.counts) if len(runs.rows) else None
+    if places is None:
+        shapes = zip(runs.each(), runs.lengths[:, None], runs.counts[:, None], strict=True)
+        damaged = [number for number, run in enumerate(shapes) if boundaries(*run) is None]
+        runs = runs.without(damaged, "these bytes are not records", verify=verify)
+        places = boundaries(runs.data, runs.lengths, runs.counts) if len(runs.rows) else None
+    return None if places is None else _clipped(runs, places, reached)
+
+
+def _clipped(
+    runs: _Runs, places: _Positions, reached: tuple[LogRange | None, int]
+) -> DecodedRecords | None:
+    """Return the records of the parts, without records that the runs have besides."""
+    counts, ordinals = runs.counts, runs.rows["ordinal"].astype(np.int64)
+    offsets = runs.rows["offset"].astype(np.int64) - np.cumsum(runs.lengths) + runs.lengths
+    firsts = np.cumsum(counts) - counts
+    records = DecodedRecords(
+        parts=[part for part, _ in runs.blocks],
+        which=np.repeat(runs.which, counts),
+        offsets=np.repeat(offsets, counts) + places[:-1],
+        ordinals=np.repeat(ordinals - firsts, counts) + np.arange(len(places) - 1),
+        ms=np.repeat(runs.rows["ms"].astype(np.int64), counts),
+        boundaries=places,
+        data=runs.data,
+    )
+    skipped, taken = _wanted(runs, reached)
+    if not any(skipped) and taken == counts.tolist():
+        return records
+    begins, ends = firsts + skipped, firsts + taken
+    pieces = zip(places[begins].tolist(), places[ends].tolist(), strict=True)
+    numbers = np.arange(len(places) - 1)
+    keep = (numbers >= np.repeat(begins, counts)) & (numbers < np.repeat(ends, counts))
+    if not keep.any():
+        return None
+    return DecodedRecords(
+        parts=records.parts,
+        which=records.which[keep],
+        offsets=records.offsets[keep],
+        ordinals=records.ordinals[keep],
+        ms=records.ms[keep],
+        boundaries=np.concatenate([[0], np.cumsum(np.diff(places)[keep])]),
+        data=memoryview(b"".join(runs.data[begin:end] for begin, end in pieces)),
+    )
+
+
+def _wanted(runs: _Runs, reached: tuple[LogRange | None, int]) -> tuple[list[int], list[int]]:
+    """Return for each run the number of records before the first wanted one, and up to the last."""
+    skipped, taken = [], []
+    current, done = reached
+    ordinals, counts = runs.rows["ordinal"].tolist(), runs.rows["count"].tolist()
+    for which, ordinal, count in zip(runs.which.tolist(), ordinals, counts, strict=True):
+        part, _ = runs.blocks[which]
+        if part is not current:
+            current, done = part, part.start.ordinal
+        # Runs may overlap: records of the tail are grouped into other runs when they are applied.
+        skipped.append(min(count, max(0, done - ordinal)))
+        taken.append(max(skipped[-1], min(count, part.end.ordinal - ordinal)))
+        done = max(done, ordinal + count)
+    return skipped, taken
 
 
 def boundaries(data: memoryview, lengths: _Positions, counts: _Positions) -> _Positions | None:
@@ -263,20 +437,13 @@ def _in_lockstep(
     return found if np.array_equal(places, stops) else None
 
 
-def _clipped(records: DecodedRecords, start: int, end: int) -> DecodedRecords:
-    """Return the records without those before ordinal `start` and those from ordinal `end` on."""
-    first = min(records.record_count, max(0, start - records.ordinal))
-    last = min(records.record_count, end - records.ordinal)
-    if first == 0 and last == records.record_count:
-        return records
-    return _slice(records, first, max(first, last))
-
-
 def _slice(records: DecodedRecords, first: int, last: int) -> DecodedRecords:
     return records._replace(
-        boundaries=records.boundaries[first : last + 1],
-        ordinal=records.ordinal + first,
+        which=records.which[first:last],
+        offsets=records.offsets[first:last],
+        ordinals=records.ordinals[first:last],
         ms=records.ms[first:last],
+        boundaries=records.boundaries[first : last + 1],
     )
 
 
@@ -289,6 +456,14 @@ def _portions(records: DecodedRecords) -> Iterator[DecodedRecords]:
         last = min(records.record_count, first + BATCH_RECORDS_MAX, max(by_bytes, first + 1))
         yield _slice(records, first, last)
         first = last
+
+
+def _damage_run(
+    part: LogRange, block: LogBlock, row: np.void, reason: str, *, verify: bool
+) -> None:
+    start = int(row["offset"])
+    damaged = DamagedRange(start, start + int(row["length"]), block.place)
+    _damage(part, damaged, reason, verify=verify)
 
 
 def _damage(part: LogRange, damaged: DamagedRange, reason: str, *, verify: bool) -> None:
@@ -313,26 +488,20 @@ def to_batch(
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
-def _topic(records: DecodedRecords) -> pa.Array:
-    # One buffer with repeated names and computed offsets is faster than creating a Python string per row.
-    name = records.topic.encode()
-    offsets = np.arange(0, (records.record_count + 1) * len(name), len(name), dtype=np.int32)
-    values = pa.py_buffer(name * records.record_count)
-    return pa.StringArray.from_buffers(records.record_count, pa.py_buffer(offsets), values)
-
-
 def _numbers(values: _Positions) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
+def _of_parts(records: DecodedRecords, value: Callable[[LogRange], object]) -> pa.Array:
+    return pa.array(map(value, records.parts)).take(pa.array(records.which))
+
+
 _COLUMNS: dict[str, Callable[[DecodedRecords], pa.Array]] = {
-    "topic": _topic,
-    "offset": lambda records: _numbers(records.boundaries[:-1]),
-    "next_offset": lambda records: _numbers(records.boundaries[1:]),
-    "ordinal": lambda records: _numbers(
-        np.arange(records.ordinal, records.ordinal + records.record_count, dtype=np.int64)
-    ),
+    "topic": lambda records: _of_parts(records, lambda part: part.topic),
+    "offset": lambda records: _numbers(records.offsets),
+    "next_offset": lambda records: _numbers(records.offsets + np.diff(records.boundaries)),
+    "ordinal": lambda records: _numbers(records.ordinals),
     "timestamp": lambda records: pa.array(records.ms * 1000, pa.timestamp("us", tz="UTC")),
     "payload": lambda records: records.payloads(),
-    "epoch": lambda records: _numbers(np.full(records.record_count, records.epoch, np.int64)),
+    "epoch": lambda records: _of_parts(records, lambda part: part.end.epoch),
 }

@@ -58,6 +58,12 @@ class SourceOptions(NamedTuple):
     group: str
     decode: str
 
+    def leave_out(self, loss: DataLossError) -> None:
+        """Log a loss of records; raise it with `failOnDataLoss`."""
+        if self.fail_on_data_loss:
+            raise loss
+        logger.warning("%s; these records are left out", loss)
+
 
 Positions = dict[str, Position]
 
@@ -128,11 +134,7 @@ def parts_of(
     """Divide the ranges among tasks: large ranges are split, small ones share a task."""
     total = sum(one.bytes for one in ranges)
     bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
-    parts = (
-        part
-        for one in ranges
-        for part in despite_loss(one, options, lambda rest: log.split(rest, bytes_max))
-    )
+    parts = (part for one in ranges for part in _split(log, one, bytes_max, options))
     return list(groups(parts, lambda part: part.bytes, bytes_max))
 
 
@@ -153,20 +155,17 @@ def groups(
         yield gathered
 
 
-def despite_loss(
-    whole: LogRange, options: SourceOptions, read: Callable[[LogRange], Iterable[T]]
-) -> Iterator[T]:
-    """Yield what `read` returns for a range; after a loss, and without `failOnDataLoss`, for its rest."""
+def _split(
+    log: LogView, whole: LogRange, bytes_max: int, options: SourceOptions
+) -> Sequence[LogRange]:
     rest: LogRange | None = whole
     while rest is not None:
         try:
-            yield from read(rest)
-            return
+            return log.split(rest, bytes_max)
         except DataLossError as loss:
-            if options.fail_on_data_loss:
-                raise
-            logger.warning("%s; these records are left out", loss)
+            options.leave_out(loss)
             rest = loss.rest
+    return []
 
 
 def check_positions(

@@ -30,8 +30,8 @@ from pyspark.sql.types import (
 )
 
 from headrace.errors import OptionError
-from headrace.reader.decode import DecodedRecords, decode, to_batch
-from headrace.reader.planning import SourceOptions, despite_loss, groups
+from headrace.reader.decode import DecodedRecords, read_records, to_batch
+from headrace.reader.planning import SourceOptions
 from headrace.reader.view import LogRange, open_log
 
 SCHEMA = StructType(
@@ -231,9 +231,6 @@ def envelope_of(name: str) -> PayloadColumns:
 
 # Reads
 
-_GATHERED_ROWS = 8192
-"""Batches are joined up to this number of rows, so that many small topics do not make many small batches."""
-
 
 class ReadPartition(InputPartition):
     """The ranges that one task reads."""
@@ -254,19 +251,11 @@ class PartReader:
     def read(self, part: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(part, ReadPartition):
             return  # Spark passes another kind if the list of partitions is empty
-        batches = map(self._batch, self._records(part.ranges))
-        for some in groups(batches, lambda batch: batch.num_rows, _GATHERED_ROWS):
-            yield from pa.Table.from_batches(some).combine_chunks().to_batches()
-
-    def _records(self, ranges: list[LogRange]) -> Iterator[DecodedRecords]:
         with closing(open_log(self.options.place)) as log:
-
-            def read(wanted: LogRange) -> Iterator[DecodedRecords]:
-                return decode(wanted, log.read(wanted), verify=self.options.verify)
-
-            log.expect(ranges)
-            for one in ranges:
-                yield from despite_loss(one, self.options, read)
+            for records in read_records(
+                log, part.ranges, self.options.leave_out, verify=self.options.verify
+            ):
+                yield self._batch(records)
 
     def _batch(self, records: DecodedRecords) -> pa.RecordBatch:
         decoded: dict[str, pa.Array] = {}

@@ -58,7 +58,7 @@ def rows(topic: str, offset: int, ordinal: int, payloads: list[bytes]) -> Record
     ]
     data = memoryview(b"".join(len(one).to_bytes(4, "big") + one for one in payloads))
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    return RecordRows(topic, 1, ordinal, boundaries, np.full(count, MS), data, batch)
+    return RecordRows(batch, data)
 
 
 def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> str:

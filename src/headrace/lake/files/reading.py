@@ -67,20 +67,11 @@ def read_checked(
             raise LakeError(f"{source} has {file.metadata.num_rows} rows instead of {rows}")
         if ranges_of(source, file.metadata, as_stored=True) != list(ranges):
             raise LakeError(f"{source} has a footer that names other records")
-        checks = iter([_Check(source, one) for one in ranges])
-        check = next(checks, None)
+        check = _Check(source, ranges)
         for batch in _row_groups(source, file, columns, range(file.metadata.num_row_groups)):
-            at = 0
-            while at < batch.num_rows:
-                assert check is not None
-                some = batch.slice(at, min(check.left, batch.num_rows - at))
-                records = check.add(some)
-                if not check.left:
-                    check.finish()
-                yield Checked(check.expected, some, records)
-                at += some.num_rows
-                if not check.left:
-                    check = next(checks, None)
+            yield from check.add(batch)
+        if check.row != rows:
+            raise LakeError(f"{source} has {check.row} rows instead of {rows}")
 
 
 def read_ranges(source: LakeFile, *, as_stored: bool = False) -> list[RecordRange]:
@@ -174,52 +165,64 @@ def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_P
 
 
 class _Check:
-    """Comparison of rows with the range that they should be."""
+    """Comparison of a file's rows with the ranges that they should be, one row group at a time."""
 
-    def __init__(self, source: LakeFile, expected: RecordRange) -> None:
-        self._source, self.expected = source, expected
-        self._crc = 0
-        self._offset, self._ordinal = expected.offset, expected.ordinal
+    def __init__(self, source: LakeFile, ranges: Sequence[RecordRange]) -> None:
+        self._source, self._ranges = source, ranges
+        counts = np.array([one.rows for one in ranges], np.int64)
+        self._lasts = np.cumsum(counts)
+        self._firsts = self._lasts - counts
+        self.row = 0
+        """Number of rows that were checked."""
+        self._offset = self._crc = 0
+        """Offset and checksum with which the next row group continues a range."""
 
-    @property
-    def left(self) -> int:
-        return self.expected.end_ordinal - self._ordinal
+    def add(self, batch: pa.RecordBatch) -> Iterator[Checked]:
+        """Check the next rows of the file, and yield those of each range."""
+        rows, which = _between(self._firsts, self._lasts, self.row, self.row + batch.num_rows)
+        if len(rows) < batch.num_rows:
+            raise LakeError(f"{self._source} has more rows than its ranges")
+        first, last = int(which[0]), int(which[-1]) + 1
+        which -= first
+        ranges, lasts = self._ranges[first:last], self._lasts[first:last].tolist()
+        offsets = np.array([one.offset for one in ranges], np.int64)
+        ordinals = np.array([one.ordinal for one in ranges], np.int64) - self._firsts[first:last]
+        if self.row > self._firsts[first]:
+            offsets[0] = self._offset
+        cuts = [*np.flatnonzero(np.diff(which, prepend=-1)).tolist(), batch.num_rows]
+        sizes = lengths_of(batch["payload"]) + RECORD_HEADER_BYTES
+        positions = np.concatenate([[0], np.cumsum(sizes)])
+        offsets -= positions[cuts[:-1]]
+        expected = {
+            "topic": pa.array([one.topic for one in ranges]).take(pa.array(which)),
+            "epoch": np.array([one.epoch for one in ranges], np.int64)[which],
+            "offset": positions[:-1] + offsets[which],
+            "ordinal": rows + ordinals[which],
+        }
+        are_right = [
+            pc.equal(batch[name], pa.array(values))
+            for name, values in expected.items()
+            if name in batch.schema.names  # files lack the columns that the table is partitioned by
+        ]
+        for is_right in (batch["payload"].is_valid(), *are_right):
+            wrong = pc.index(is_right.fill_null(False), False).as_py()
+            if wrong >= 0:
+                raise self._error(ranges[which[wrong]], "rows are not in their places")
+        records = records_of(batch["payload"])
+        places = positions[cuts].tolist()
+        for number, one in enumerate(ranges):
+            begin, end = cuts[number : number + 2]
+            some = records[places[number] : places[number + 1]]
+            self._crc = int(crc32c(some, self._crc))
+            self._offset = int(offsets[number]) + places[number + 1]
+            if self.row + end == lasts[number]:
+                if (self._offset, self._crc) != (one.end, one.crc):
+                    raise self._error(one, "a checksum fails")
+                self._crc = 0
+            yield Checked(one, batch.slice(begin, end - begin), some)
+        self.row += batch.num_rows
 
-    def add(self, rows: pa.RecordBatch) -> memoryview:
-        """Check the next rows and return them in the log's format."""
-        payloads = rows["payload"]
-        lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False).astype(np.int64)
-        ends = self._offset + np.cumsum(lengths + RECORD_HEADER_BYTES)
-        offsets = rows["offset"].to_numpy()
-        ordinals = rows["ordinal"].to_numpy()
-        sound = (
-            offsets[0] == self._offset
-            and np.array_equal(offsets[1:], ends[:-1])
-            and np.array_equal(ordinals, np.arange(self._ordinal, self._ordinal + len(ordinals)))
-            and self._is_constant(rows, "epoch", self.expected.epoch)
-            and self._is_constant(rows, "topic", self.expected.topic)
-        )
-        if not sound:
-            raise self._error("rows are not in their places")
-        records = records_of(payloads)
-        self._crc = int(crc32c(records, self._crc))
-        self._offset = int(ends[-1])
-        self._ordinal += len(ordinals)
-        return records
-
-    def finish(self) -> None:
-        if self._offset != self.expected.end or self._crc != self.expected.crc:
-            raise self._error("a checksum fails")
-
-    def _is_constant(self, rows: pa.RecordBatch, name: str, value: object) -> bool:
-        if name not in rows.schema.names:
-            return True  # files do not contain the columns that the table is partitioned by
-        return bool(
-            pc.all(pc.equal(rows[name], pa.scalar(value, rows.schema.field(name).type))).as_py()
-        )
-
-    def _error(self, reason: str) -> LakeError:
-        one = self.expected
+    def _error(self, one: RecordRange, reason: str) -> LakeError:
         return LakeError(
             f"{self._source}, topic {one.topic!r}, offsets {one.offset} to {one.end}: {reason}"
         )
@@ -330,10 +333,16 @@ def crc_of_records(payloads: pa.BinaryArray, crc: int = 0) -> int:
     return int(crc32c(records_of(payloads), crc))
 
 
+def lengths_of(payloads: pa.BinaryArray) -> npt.NDArray[np.int64]:
+    """Return the length of each payload, 0 for null."""
+    lengths = pc.binary_length(payloads).fill_null(0)
+    return np.asarray(lengths.to_numpy(zero_copy_only=False), np.int64)
+
+
 def records_of(payloads: pa.BinaryArray) -> memoryview:
     """Return exactly the bytes that the log has for these records."""
     count = len(payloads)
-    lengths = pc.binary_length(payloads).to_numpy(zero_copy_only=False)
+    lengths = lengths_of(payloads)
     places = np.arange(0, (count + 1) * RECORD_HEADER_BYTES, RECORD_HEADER_BYTES, dtype=np.int32)
     sizes = pa.BinaryArray.from_buffers(
         pa.binary(),
@@ -341,5 +350,5 @@ def records_of(payloads: pa.BinaryArray) -> memoryview:
         [None, pa.py_buffer(places), pa.py_buffer(lengths.astype(">u4").tobytes())],
     )
     records = pc.binary_join_element_wise(sizes, payloads, b"")
-    total = int(lengths.sum(dtype=np.int64)) + count * RECORD_HEADER_BYTES
+    total = int(lengths.sum()) + count * RECORD_HEADER_BYTES
     return memoryview(records.buffers()[2])[:total]

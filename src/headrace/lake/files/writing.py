@@ -6,17 +6,18 @@ The caller passes records in the order of topic and offset, so each file is sort
 import datetime
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from crc32c import crc32c
 
-from headrace.lake.files.reading import check_file
+from headrace.lake.files.reading import check_file, lengths_of
 from headrace.lake.format import (
     FORMAT,
     NAMES_KEY,
@@ -27,6 +28,7 @@ from headrace.lake.format import (
     writing,
 )
 from headrace.lake.storage.storage import Storage
+from headrace.model import RECORD_HEADER_BYTES
 
 _READ_BYTES = 1 << 20
 
@@ -52,21 +54,15 @@ NAME = r"c?([0-9]{8,})-[0-9a-f]{12}-([0-9]{4,})(?:-[0-9a-f]{8})?\.(?:parquet|dat
 DATED = rf"date=[0-9]{{4}}-[0-9]{{2}}-[0-9]{{2}}/{NAME}"
 """The same, in the directory of its date."""
 
-_DAY_MS = 86_400_000
+_DAY_US = 86_400_000_000
 _1970 = datetime.date(1970, 1, 1)
 
 
 class RecordRows(NamedTuple):
-    """Consecutive records of a topic, in the log's format and as columns."""
+    """Records of topics as columns, and the log's bytes of the same records."""
 
-    topic: str
-    epoch: int
-    ordinal: int
-    boundaries: npt.NDArray[np.int64]
-    """Topic offset where each record begins, followed by the offset where the last record ends."""
-    ms: npt.NDArray[np.int64]
-    data: memoryview
     columns: pa.RecordBatch
+    data: memoryview
 
 
 class Values(NamedTuple):
@@ -129,40 +125,50 @@ class Writer:
     ) -> None:
         self._storage, self._name, self._shape, self._layout = storage, name, shape, layout
         self._footer = {} if old_names else {NAMES_KEY: str(FORMAT)}
-        self._open: dict[str, _File] = {}
+        self._open: dict[int, _File] = {}
+        """Files that are being written, by day since 1970."""
         self._topic = ""
+        """Topic of all open files, if the lake is partitioned by topic."""
         self._written: list[WrittenFile] = []
 
     def add(self, rows: RecordRows) -> None:
         """Add records that follow all earlier ones in the order of topic and offset."""
-        if self._shape.by_topic and rows.topic != self._topic:
-            # The previous topic is complete. Close its files, so that ten thousand topics do not need ten
-            # thousand open files.
-            self._finish()
-            self._topic = rows.topic
-        # Timestamps never decrease within a topic.
-        days = rows.ms // _DAY_MS
-        first = 0
-        while first < len(days):
-            last = int(np.searchsorted(days, days[first], "right"))
-            date = str(_1970 + datetime.timedelta(days=int(days[first])))
-            if date not in self._open:
-                self._open[date] = self._new_file(rows.topic, date)
-            self._open[date].add(_slice(rows, first, last))
-            first = last
+        days = rows.columns["timestamp"].cast(pa.int64()).to_numpy() // _DAY_US
+        pieces = _pieces(rows, days)
+        if self._shape.by_topic:
+            for one in pieces:
+                if one.range.topic != self._topic:
+                    # The previous topic is complete. Close its files, so that ten thousand topics do not
+                    # need ten thousand open files.
+                    self._finish()
+                    self._topic = one.range.topic
+                self._file(one.day).add(rows.columns.slice(one.row, one.range.rows), [one])
+            return
+        by_day: dict[int, list[_Piece]] = {}
+        for one in pieces:
+            by_day.setdefault(one.day, []).append(one)
+        for day, some in by_day.items():
+            is_all = len(by_day) == 1
+            columns = rows.columns if is_all else rows.columns.filter(pa.array(days == day))
+            self._file(day).add(columns, some)
 
     def finish(self) -> list[WrittenFile]:
         self._finish()
         return self._written
 
-    def _new_file(self, topic: str, date: str) -> "_File":
+    def _file(self, day: int) -> "_File":
+        if day not in self._open:
+            self._open[day] = self._new_file(str(_1970 + datetime.timedelta(days=day)))
+        return self._open[day]
+
+    def _new_file(self, date: str) -> "_File":
         path = f"date={date}/{self._name}{self._layout.suffix}"
         partition = {"date": date}
         if self._shape.by_topic:
             # A topic's name may contain any character, including `/`. Readers take the name from the table,
             # not from the path.
-            path = f"t-{hashlib.sha256(topic.encode()).hexdigest()[:16]}/{path}"
-            partition = {"topic": topic, **partition}
+            path = f"t-{hashlib.sha256(self._topic.encode()).hexdigest()[:16]}/{path}"
+            partition = {"topic": self._topic, **partition}
         path = f"{self._layout.directory}{path}"
         fields = [
             field
@@ -198,9 +204,14 @@ class _File:
         self._least: Values | None = None
         self._most: Values | None = None
 
-    def add(self, rows: RecordRows) -> None:
-        self._note(rows)
-        self._file.add(rows.columns, len(rows.data))
+    def add(self, rows: pa.RecordBatch, pieces: Sequence["_Piece"]) -> None:
+        """Add rows, which are exactly these pieces."""
+        for one in pieces:
+            self._note(one)
+        least, most = _statistics(rows)
+        self._least = Values(*_each(min, self._least, least)) if self._least else least
+        self._most = Values(*_each(max, self._most, most)) if self._most else most
+        self._file.add(rows, sum(len(one.data) for one in pieces))
 
     def finish(self) -> WrittenFile:
         made = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
@@ -215,60 +226,86 @@ class _File:
             ranges=tuple(self._ranges),
         )
 
-    def _note(self, rows: RecordRows) -> None:
-        offset, end = int(rows.boundaries[0]), int(rows.boundaries[-1])
-        count = len(rows.ms)
-        last = self._ranges[-1] if self._ranges else None
-        place = (rows.topic, rows.epoch, offset, rows.ordinal)
+    def _note(self, piece: "_Piece") -> None:
+        one, last = piece.range, self._ranges[-1] if self._ranges else None
+        place = (one.topic, one.epoch, one.offset, one.ordinal)
         if last is not None and (last.topic, last.epoch, last.end, last.end_ordinal) == place:
-            crc = int(crc32c(rows.data, last.crc))
-            self._ranges[-1] = last._replace(end=end, end_ordinal=rows.ordinal + count, crc=crc)
+            crc = int(crc32c(piece.data, last.crc))
+            self._ranges[-1] = last._replace(end=one.end, end_ordinal=one.end_ordinal, crc=crc)
         else:
-            crc = int(crc32c(rows.data))
-            self._ranges.append(
-                RecordRange(
-                    topic=rows.topic,
-                    epoch=rows.epoch,
-                    offset=offset,
-                    end=end,
-                    ordinal=rows.ordinal,
-                    end_ordinal=rows.ordinal + count,
-                    crc=crc,
-                )
-            )
-        first = Values(
-            topic=rows.topic,
-            epoch=rows.epoch,
-            offset=offset,
-            ordinal=rows.ordinal,
-            timestamp=time_text(int(rows.ms[0])),
-        )
-        final = Values(
-            topic=rows.topic,
-            epoch=rows.epoch,
-            offset=int(rows.boundaries[-2]),
-            ordinal=rows.ordinal + count - 1,
-            timestamp=time_text(int(rows.ms[-1])),
-        )
-        self._least = Values(*_each(min, self._least, first)) if self._least else first
-        self._most = Values(*_each(max, self._most, final)) if self._most else final
+            self._ranges.append(one._replace(crc=int(crc32c(piece.data))))
 
 
 def _each(choose: Any, one: Values, other: Values) -> Any:
     return (choose(pair) for pair in zip(one, other, strict=True))
 
 
-def _slice(rows: RecordRows, first: int, last: int) -> RecordRows:
-    if first == 0 and last == len(rows.ms):
-        return rows
-    begin = int(rows.boundaries[0])
-    return rows._replace(
-        ordinal=rows.ordinal + first,
-        boundaries=rows.boundaries[first : last + 1],
-        ms=rows.ms[first:last],
-        data=rows.data[int(rows.boundaries[first]) - begin : int(rows.boundaries[last]) - begin],
-        columns=rows.columns.slice(first, last - first),
+def _statistics(rows: pa.RecordBatch) -> Statistics:
+    *columns, timestamps = (rows[name] for name in Values._fields)
+    found = [pc.min_max(column).as_py() for column in (*columns, timestamps.cast(pa.int64()))]
+
+    def values(end: str) -> Values:
+        *others, us = (one[end] for one in found)
+        return Values._make([*others, time_text(us // 1000)])
+
+    return Statistics(values("min"), values("max"))
+
+
+class _Piece(NamedTuple):
+    """Consecutive records of one topic and one day."""
+
+    row: int
+    """Number of the first row."""
+    day: int
+    range: RecordRange
+    """The records, still without their checksum."""
+    data: memoryview
+
+
+def _pieces(rows: RecordRows, days: npt.NDArray[np.int64]) -> list[_Piece]:
+    """Cut records into pieces, all at once."""
+    topics = rows.columns["topic"]
+    epochs, offsets, ordinals = (
+        rows.columns[name].to_numpy() for name in ("epoch", "offset", "ordinal")
     )
+    sizes = lengths_of(rows.columns["payload"]) + RECORD_HEADER_BYTES
+    positions = np.concatenate([[0], np.cumsum(sizes)])
+    assert positions[-1] == len(rows.data), "the columns have other records than the log"
+    count = len(days)
+    follows = (
+        (np.diff(days) == 0)
+        & (np.diff(epochs) == 0)
+        & (np.diff(ordinals) == 1)
+        & (np.diff(offsets) == sizes[:-1])
+        & pc.equal(topics.slice(1), topics.slice(0, count - 1)).to_numpy(zero_copy_only=False)
+    )
+    cuts = np.concatenate([[0], np.flatnonzero(~follows) + 1, [count]])
+    firsts, lasts = cuts[:-1], cuts[1:]
+    columns = [
+        *(firsts, lasts, positions[firsts], positions[lasts]),
+        *(column[firsts] for column in (days, epochs, offsets, ordinals)),
+    ]
+    return [
+        _Piece(
+            row=first,
+            day=day,
+            range=RecordRange(
+                topic=topic,
+                epoch=epoch,
+                offset=offset,
+                end=offset + stop - begin,
+                ordinal=ordinal,
+                end_ordinal=ordinal + last - first,
+                crc=0,
+            ),
+            data=rows.data[begin:stop],
+        )
+        for topic, first, last, begin, stop, day, epoch, offset, ordinal in zip(
+            topics.take(pa.array(firsts)).to_pylist(),
+            *(column.tolist() for column in columns),
+            strict=True,
+        )
+    ]
 
 
 def time_text(ms: int) -> str:

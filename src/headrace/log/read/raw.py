@@ -109,14 +109,16 @@ class RawTopic(NamedTuple):
         return self.segments[bisect_right(self.segments, offset, key=attrgetter("end")) :]
 
     def _segment_rows(self, segment: SegmentRow, start: int, end: int, rows_max: int) -> bytes:
+        first, last = 0, segment.rows
         with closing(self._files()) as files:
-            if not files.packed_rows(segment, 0, 1):
-                raise GoneError
-            first = files.find(segment, lambda row: row.end > start)
-            last = files.find(segment, lambda row: row.offset >= end)
-            # Damaged rows before `last` may belong to the requested range: the reader must see them.
-            while last < segment.rows and files.is_damaged(segment, last):
-                last += 1
+            if start > segment.base or end < segment.end:
+                if not files.packed_rows(segment, 0, 1):
+                    raise GoneError
+                first = files.find(segment, lambda row: row.end > start)
+                last = files.find(segment, lambda row: row.offset >= end)
+                # Damaged rows before `last` may belong to the requested range: the reader must see them.
+                while last < segment.rows and files.is_damaged(segment, last):
+                    last += 1
             count = min(max(0, last - first), rows_max)
             data = files.packed_rows(segment, first, count)
         if len(data) < count * ROW_BYTES:

@@ -27,9 +27,9 @@ from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
 from headrace.pipeline.aggregate.fold import FoldPiece, Needs, needs_of, reads
 from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import Letter
-from headrace.reader.decode import DecodedRecords, decode
+from headrace.reader.decode import DecodedRecords, read_records
 from headrace.reader.planning import TopicSelection
-from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, open_log
+from headrace.reader.view import DataLossError, LogLocation, LogRange, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -83,10 +83,7 @@ def _pieces(work: PiecesWork) -> Iterator[TopicPiece]:
         assert work.lake is not None
         yield from _of_file(work.lake.file(path), is_wanted, needs)
     if work.ranges:
-        with closing(open_log(work.place)) as log:
-            log.expect(work.ranges)
-            for part in work.ranges:
-                yield from _of_log(log, part, needs)
+        yield from _of_log(work.place, work.ranges, needs)
 
 
 def joined(pieces: Iterator[TopicPiece], needs: Needs) -> Iterator[TopicPiece]:
@@ -316,45 +313,44 @@ def _cut(whole: TopicPiece, boundaries: Sequence[int], row: int) -> Iterator[Top
 # Pieces of the log
 
 
-def _of_log(log: LogView, part: LogRange, needs: Needs) -> Iterator[TopicPiece]:
+def _of_log(place: LogLocation, parts: Sequence[LogRange], needs: Needs) -> Iterator[TopicPiece]:
     """Yield pieces of the log.
 
     Like the server, this skips records that are damaged or deleted meanwhile, and the ordinals show the gap.
     """
-    rest: LogRange | None = part
-    while rest is not None:
-        try:
-            for found in decode(rest, log.read(rest), verify=False):
+
+    def warn(loss: DataLossError) -> None:
+        logger.warning("%s; the job continues without these records", loss)
+
+    with closing(open_log(place)) as log:
+        for records in read_records(log, parts, warn, verify=False):
+            for found in records.stretches():
                 yield from _of_records(found, needs)
-            return
-        except DataLossError as loss:
-            logger.warning("%s; the job continues without these records", loss)
-            rest = loss.rest
 
 
 def _of_records(found: DecodedRecords, needs: Needs) -> Iterator[TopicPiece]:
+    part, data = found.parts[found.which[0]], found.bytes
     whole = TopicPiece(
-        topic=found.topic,
-        epoch=found.epoch,
-        offset=int(found.boundaries[0]),
-        end=int(found.boundaries[-1]),
-        ordinal=found.ordinal,
-        end_ordinal=found.ordinal + found.record_count,
-        records=memoryview(found.data),
+        topic=part.topic,
+        epoch=part.end.epoch,
+        offset=int(found.offsets[0]),
+        end=int(found.offsets[0]) + len(data),
+        ordinal=int(found.ordinals[0]),
+        end_ordinal=int(found.ordinals[-1]) + 1,
+        records=data,
     )
     if needs is Needs.ALL:
-        yield from _cut(whole, (found.boundaries - found.data_offset).tolist(), 0)
+        yield from _cut(whole, (found.boundaries - found.boundaries[0]).tolist(), 0)
     else:
         yield whole._replace(records=_last_in(found) if needs is Needs.LAST else b"")
 
 
 def _last_in(found: DecodedRecords) -> bytes:
     """Return a copy of the last record that is a message, or nothing."""
-    data = memoryview(found.data)
-    boundaries = found.boundaries - found.data_offset
+    topic, boundaries = found.parts[found.which[0]].topic, found.boundaries
     for row in reversed(range(found.record_count)):
-        record = bytes(data[boundaries[row] : boundaries[row + 1]])
-        if is_message(found.topic, record[RECORD_HEADER_BYTES:]):
+        record = bytes(found.data[boundaries[row] : boundaries[row + 1]])
+        if is_message(topic, record[RECORD_HEADER_BYTES:]):
             return record
     return b""
 

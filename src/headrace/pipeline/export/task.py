@@ -6,7 +6,7 @@ another kind, the decoded columns are null. Its row still has the payload itself
 
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -20,8 +20,8 @@ from headrace.lake.format import DATE, SCHEMA, Shape
 from headrace.lake.storage.storage import HIDDEN, Storage
 from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import NotSharedError, TaskRunner
-from headrace.reader.decode import DamageError, DecodedRecords, decode, to_batch
-from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, open_log
+from headrace.reader.decode import DamageError, DecodedRecords, read_records, to_batch
+from headrace.reader.view import LogLocation, LogRange, open_log
 from headrace.spark.columns import columns_of, envelope_of
 
 
@@ -44,47 +44,26 @@ def write_part(work: ExportWork) -> list[WrittenFile]:
     name = f"{work.number:08}-{uuid.uuid4().hex[:12]}-{work.task:04}"
     writer = Writer(work.storage, name, work.shape, work.layout)
     decoding = Decoding(work.shape)
-    with closing(open_log(work.place)) as log:
-        log.expect(work.ranges)
-        for part in work.ranges:
-            for records in _records(log, part, verify=work.verify):
-                writer.add(_rows(records, work.shape, decoding))
-                work.points.here("writing")
+    schema = work.shape.columns
+    with closing(open_log(work.place)) as log, _advice():
+        # The topic has ended, or retention has deleted records: the driver finds them missing and decides.
+        for records in read_records(log, work.ranges, lambda loss: None, verify=work.verify):
+            columns = to_batch(records, schema.names, decoding.columns(records), schema)
+            writer.add(RecordRows(columns, records.bytes))
+            work.points.here("writing")
     return writer.finish()
 
 
-def _records(log: LogView, wanted: LogRange, *, verify: bool) -> Iterator[DecodedRecords]:
-    rest: LogRange | None = wanted
-    while rest is not None:
-        try:
-            yield from decode(rest, log.read(rest), verify=verify)
-            return
-        except DataLossError as loss:
-            # The topic has ended, or retention has deleted records. The driver finds them missing and
-            # decides.
-            rest = loss.rest
-        except DamageError as error:
-            # The source's advice in this error does not apply to an export.
-            raise DamageError(
-                f"{str(error).partition(';')[0]}; run `headrace verify` to find all damage, or give "
-                "--skip-lost to continue without these records"
-            ) from None
-
-
-def _rows(records: DecodedRecords, shape: Shape, decoding: "Decoding") -> RecordRows:
-    first, last = int(records.boundaries[0]), int(records.boundaries[-1])
-    data = memoryview(records.data)[first - records.data_offset : last - records.data_offset]
-    schema = shape.columns
-    columns = to_batch(records, schema.names, decoding.columns(records), schema)
-    return RecordRows(
-        topic=records.topic,
-        epoch=records.epoch,
-        ordinal=records.ordinal,
-        boundaries=records.boundaries,
-        ms=records.ms,
-        data=data,
-        columns=columns,
-    )
+@contextmanager
+def _advice() -> Iterator[None]:
+    """Replace the source's advice in an error about damage, because it does not apply to an export."""
+    try:
+        yield
+    except DamageError as error:
+        raise DamageError(
+            f"{str(error).partition(';')[0]}; run `headrace verify` to find all damage, or give "
+            "--skip-lost to continue without these records"
+        ) from None
 
 
 # Shared storage
