@@ -58,7 +58,7 @@ def test_however_records_are_cut_and_overlap_the_state_is_the_same(contents, som
     messages = [StoredMessage("p", i, one) for i, one in enumerate(contents, 1)]
     size = sum(map(len, payloads)) + 4 * count
     expected = reducer.fold(None, messages)
-    assert found == ("$channel/c", 7, size, count, count, expected, True, None)
+    assert found == ("$channel/c", 7, size, count, count, name, *expected, True, None)
 
 
 PAYLOADS = [*payloads_of(CONTENTS), *payloads_of([Content(b"x", is_json=False)]), b"no message"]

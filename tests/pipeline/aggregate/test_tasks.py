@@ -18,7 +18,7 @@ from headrace.lake.states import Buckets, read_states
 from headrace.lake.storage.storage import storage_of
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline.aggregate import tasks
-from headrace.pipeline.aggregate.fold import NOTHING, Needs, Piece, load_reducer, reads
+from headrace.pipeline.aggregate.fold import NOTHING, Needs, Piece, load_reducer, message_of
 from headrace.pipeline.aggregate.tasks import (
     FoldRun,
     Input,
@@ -131,7 +131,7 @@ def test_files_become_the_states_of_their_topics(tmp_path, reducer, together):
     for topic, row in found.items():
         if reducer == "count" and topic in ("$channel/c3", "$channel/c4"):
             continue  # this reducer counts records without decoding them
-        messages = [one for one in (reads(topic)(p, 0) for p in payloads[topic]) if one]
+        messages = [one for one in (message_of(topic, p, 0) for p in payloads[topic]) if one]
         state = load_reducer(reducer, ".").fold(None, messages) or NOTHING
         assert (row["state"], row["is_json"], row["error"]) == (*state, None)
         size = sum(4 + len(one) for one in payloads[topic])

@@ -6,7 +6,7 @@ while it is listed. Records that are already covered are not folded again.
 """
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -70,18 +70,24 @@ class Piece(NamedTuple):
 
 
 class FoldedState(NamedTuple):
-    """State of a topic, and the position that it covers."""
+    """State of a topic, and the position that it covers: a row of a table of states."""
 
     topic: str
     epoch: int
     offset: int
     ordinal: int
     messages: int
-    content: Content
+    reducer: str
+    state: bytes
+    is_json: bool
     complete: bool
     """True if no record is missing since the topic's first record."""
     error: str | None
     """Reason why the next message could not be folded; None without an error."""
+
+    @property
+    def content(self) -> Content:
+        return Content(self.state, self.is_json)
 
 
 def fold(
@@ -98,9 +104,10 @@ def fold(
     ordinal: int | None = None
     complete, state, last = True, None, None
     if before is not None:
-        _, epoch, offset, ordinal, messages, content, complete, _ = before
+        epoch, offset, ordinal = before.epoch, before.offset, before.ordinal
+        messages, complete = before.messages, before.complete
         # The content of a state without messages is only a placeholder, so folding begins without a state.
-        state = content if messages else None
+        state = before.content if messages else None
     needs = needs_of(wanted.name)
     error = None
     for piece in pieces:
@@ -127,7 +134,16 @@ def fold(
     elif last is not None:
         state = wanted.fold(state, filter(None, _messages(last)))
     return FoldedState(
-        topic, epoch, offset, ordinal or 0, messages, state or NOTHING, complete, error
+        topic=topic,
+        epoch=epoch,
+        offset=offset,
+        ordinal=ordinal or 0,
+        messages=messages,
+        reducer=wanted.name,
+        state=(state or NOTHING).data,
+        is_json=(state or NOTHING).is_json,
+        complete=complete,
+        error=error,
     )
 
 
@@ -167,25 +183,19 @@ def _fold_piece(piece: Piece, covered: int, wanted: Reducer, state: Content | No
 
 
 def _messages(piece: Piece) -> list[StoredMessage | None]:
-    read = reads(piece.topic)
-    return [read(payload, piece.ordinal + i) for i, payload in enumerate(piece.payloads())]
+    return [
+        message_of(piece.topic, payload, ordinal)
+        for ordinal, payload in enumerate(piece.payloads(), piece.ordinal)
+    ]
 
 
-def reads(topic: str) -> Callable[[bytes, int], StoredMessage | None]:
-    """Return a function of payload and ordinal that returns a message, or None if the payload is not one."""
+def message_of(topic: str, payload: bytes, ordinal: int) -> StoredMessage | None:
+    """Return the message in a payload, or None if a payload of a channel is not a message."""
     if topic.startswith(CHANNEL_PREFIX):
-        return _of_channel
-    return lambda payload, ordinal: _of_topic(topic, payload, ordinal)
-
-
-def _of_channel(payload: bytes, ordinal: int) -> StoredMessage | None:
-    try:
-        return decode_message(payload)
-    except BadMessageError:
-        return None
-
-
-def _of_topic(topic: str, payload: bytes, ordinal: int) -> StoredMessage:
+        try:
+            return decode_message(payload)
+        except BadMessageError:
+            return None
     try:
         decode_json(payload)
         is_json = True

@@ -7,17 +7,18 @@ server's own states, byte for byte. Elsewhere: the same in rounds (`stream.py`).
 """
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from headrace.config.pipeline import AggregateOptions, AggregateStreamOptions
 from headrace.errors import OptionError
-from headrace.lake.format import LakeError, Positions
+from headrace.lake.format import LakeError
 from headrace.lake.states import Buckets, StatesFile, StatesTable, Totals, read_states
-from headrace.lake.storage.storage import LakeFile, Storage, storage_of
+from headrace.lake.storage.storage import Storage, storage_of
 from headrace.model import CHANNEL_PREFIX
 from headrace.pipeline import tasks
 from headrace.pipeline.aggregate.fold import load_reducer
@@ -34,8 +35,14 @@ from headrace.pipeline.job import (
 )
 from headrace.pipeline.tasks import JobError, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
-from headrace.reader.planning import SourceOptions, TopicSelection, find_topics, parts_of
-from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log, parse_place
+from headrace.reader.planning import (
+    SourceOptions,
+    TopicSelection,
+    find_topics,
+    parts_of,
+    ranges_between,
+)
+from headrace.reader.view import LogLocation, open_log, parse_place
 
 APP = "headrace-aggregate"
 """Application ID in the table's commits, which number the runs."""
@@ -157,7 +164,9 @@ class Aggregation:
         if self.source is not None:
             with closing(open_log(self.source.place)) as log:
                 states = find_topics(log, self.topics)
-                parts = parts_of(log, _behind(log, states, ends), self.source)
+                behind = export_plan.begin(log, states, ends, ()).at
+                last = {name: state.end for name, state in states.items()}
+                parts = parts_of(log, ranges_between(behind, last), self.source)
             inputs += [Input(ranges=part) for part in parts]
             names |= states.keys()
         ranges = (part for one in inputs for part in one.ranges)
@@ -211,11 +220,11 @@ class Aggregation:
             f"another aggregate writes to {self.into.address}: it has committed run {number}"
         )
 
-    def publish(self, runner: TaskRunner, files: Iterable[StatesFile]) -> None:
-        """Publish the states of channels in these files, if the job was asked to."""
+    def publish(self, runner: TaskRunner, files: Sequence[StatesFile]) -> None:
+        """Publish the states of channels in the first rows of these files, if the job was asked to."""
         if self._told is not None:
-            works = [PublishWork(self._told, self.into.file(one.path), one.rows) for one in files]
-            self._published = together(self._published, *runner.run(works, publish))
+            found = runner.run(files, partial(publish, self._told, self.into))
+            self._published = together(self._published, *found)
 
     def summary(self, totals: Totals) -> AggregateSummary:
         return AggregateSummary(
@@ -226,28 +235,11 @@ class Aggregation:
         )
 
 
-def _behind(log: LogView, states: dict[str, TopicState], ends: Positions) -> list[LogRange]:
-    """Return the ranges of the log after the lake's end."""
-    found = export_plan.begin(log, states, ends, ())
-    return [
-        LogRange(name, found.at[name], state.end)
-        for name, state in states.items()
-        if found.at[name].ordinal < state.end.ordinal
-    ]
-
-
 # Snapshots of channels, with the offset that they cover
 
 _COLUMNS = ("topic", "offset", "state", "is_json", "complete", "error")
 _OF_A_CHANNEL = frozenset({400, 404, 409, 413})
 """Statuses that refuse one channel; the server may accept the others."""
-
-
-class PublishWork(NamedTuple):
-    place: LogLocation
-    file: LakeFile
-    rows: int
-    """Number of states to publish, from the start of the file."""
 
 
 class Published(NamedTuple):
@@ -267,42 +259,30 @@ def together(*some: Counts) -> Counts:
     )
 
 
-def publish(work: PublishWork) -> Published:
+def publish(place: LogLocation, into: Storage, file: StatesFile) -> Published:
     """Publish states. Repeating it does no harm: a snapshot never replaces one with a later offset."""
-    published = refused = 0
-    first = ""
-    with closing(HttpClient(work.place)) as http:
-        for row in islice(read_states(work.file, _COLUMNS), work.rows):
-            if not row["topic"].startswith(CHANNEL_PREFIX):
-                continue
-            name = row["topic"].removeprefix(CHANNEL_PREFIX)
-            reason = _unfit(row["complete"], row["error"])
-            if not reason:
-                reason = _upload(http, name, row["offset"], row["state"], row["is_json"])
-            if reason:
-                refused += 1
-                first = first or f"channel {name!r}: {reason}"
-            else:
-                published += 1
-    return Published(published, refused, first)
+    with closing(HttpClient(place)) as http:
+        rows = islice(read_states(into.file(file.path), _COLUMNS), file.rows)
+        refusals = [_publish(http, row) for row in rows if row["topic"].startswith(CHANNEL_PREFIX)]
+    refused = list(filter(None, refusals))
+    return Published(len(refusals) - len(refused), len(refused), next(iter(refused), ""))
 
 
-def _unfit(complete: bool, error: str | None) -> str:
-    """Return the reason why a state must not be published, or an empty string.
-
-    The server deletes messages that a snapshot covers, so the snapshot must include all of them.
-    """
-    if error is not None:
-        return error
-    return "" if complete else "its first records are in neither lake nor log"
-
-
-def _upload(http: HttpClient, name: str, offset: int, state: bytes, is_json: bool) -> str:
-    kind = "application/json" if is_json else "application/octet-stream"
-    try:
-        http.send("PUT", "/v1/channel/snapshot", {"name": name, "offset": offset}, state, kind)
-    except ServerError as error:
-        if error.status not in _OF_A_CHANNEL:
-            raise
-        return str(error)
-    return ""
+def _publish(http: HttpClient, row: Mapping[str, Any]) -> str:
+    """Publish a state; return the reason if it is refused, or an empty string."""
+    name = row["topic"].removeprefix(CHANNEL_PREFIX)
+    reason = row["error"]
+    # The server deletes messages that a snapshot covers, so the snapshot must include all of them.
+    if reason is None and not row["complete"]:
+        reason = "its first records are in neither lake nor log"
+    if reason is None:
+        kind = "application/json" if row["is_json"] else "application/octet-stream"
+        query = {"name": name, "offset": row["offset"]}
+        try:
+            http.send("PUT", "/v1/channel/snapshot", query, row["state"], kind)
+            return ""
+        except ServerError as error:
+            if error.status not in _OF_A_CHANNEL:
+                raise
+            reason = str(error)
+    return f"channel {name!r}: {reason}"

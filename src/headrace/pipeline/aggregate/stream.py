@@ -35,6 +35,7 @@ from headrace.pipeline.aggregate.job import (
 )
 from headrace.pipeline.aggregate.tasks import Input
 from headrace.pipeline.export import plan as export_plan
+from headrace.pipeline.export.plan import States
 from headrace.pipeline.job import job, list_lake
 from headrace.pipeline.tasks import ServerAwayError, TaskRunner
 from headrace.reader.http_client import ServerError
@@ -45,7 +46,7 @@ from headrace.reader.planning import (
     parts_of,
     ranges_between,
 )
-from headrace.reader.view import LogView, TopicState, open_log
+from headrace.reader.view import LogRange, LogView, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -184,23 +185,19 @@ class _Stream:
         ends = limit_bytes(self._log, begin.at, states, self._given.batch_bytes)
         ranges = ranges_between(begin.at, ends)
         if ranges:
-            inputs = [
-                Input(
-                    ranges=part,
-                    forgotten={one.topic for one in part if not states[one.topic].is_kept},
-                )
-                for part in parts_of(self._log, ranges, self._source)
-            ]
-            self._fold(
-                runner, table, Buckets.of(self._buckets, (one.topic for one in ranges)), inputs
-            )
+            self._fold(runner, table, states, ranges)
             self._at |= {one.topic: one.end for one in ranges}
         return bool(ranges)
 
     def _fold(
-        self, runner: TaskRunner, table: StatesTable, buckets: Buckets, inputs: Sequence[Input]
+        self, runner: TaskRunner, table: StatesTable, states: States, ranges: Sequence[LogRange]
     ) -> None:
         here = self._given.points.here
+        inputs = [
+            Input(ranges=part, memory={one.topic for one in part if not states[one.topic].is_kept})
+            for part in parts_of(self._log, ranges, self._source)
+        ]
+        buckets = Buckets.of(self._buckets, (one.topic for one in ranges))
         old = {one: self._files[one] for one in buckets.changed if one in self._files}
         folded = self._whole.fold(runner, inputs, buckets, self._number, old)
         if not folded:
@@ -228,7 +225,7 @@ class _Stream:
             self._into.delete(self._over.popleft()[1])
 
 
-def _continued(known: Positions, states: dict[str, TopicState]) -> Positions:
+def _continued(known: Positions, states: States) -> Positions:
     """Return the positions without topics of durability memory that have begun anew, with a new epoch."""
     return {
         name: at

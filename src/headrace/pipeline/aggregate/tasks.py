@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache, partial
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -34,15 +34,14 @@ from headrace.lake.states import (
 )
 from headrace.lake.storage.storage import LakeFile, Storage
 from headrace.model import CHANNEL_PREFIX, RECORD_HEADER_BYTES
-from headrace.payload.channel import Content
 from headrace.pipeline.aggregate.fold import (
     FoldedState,
     Needs,
     Piece,
     fold,
     load_reducer,
+    message_of,
     needs_of,
-    reads,
 )
 from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import Letter, Letters, NotSharedError, Progress, Step, TaskRunner
@@ -83,8 +82,8 @@ class Input(NamedTuple):
     files: Sequence[str] = ()
     """Files of the lake."""
     ranges: Sequence[LogRange] = ()
-    forgotten: Collection[str] = ()
-    """Topics in `ranges` that begin anew with their server: a state of an earlier epoch does not count."""
+    memory: Collection[str] = ()
+    """Topics that begin anew with their server: for these, a state of an earlier epoch does not count."""
 
 
 class FoldedBucket(NamedTuple):
@@ -132,7 +131,7 @@ def send_pieces(run: FoldRun, given: Input) -> Letters:
     """
     place = cache(run.buckets.place)
     for part in given.ranges:
-        epoch = part.end.epoch if part.topic in given.forgotten else 0
+        epoch = part.end.epoch if part.topic in given.memory else 0
         yield Letter(place(part.topic), b"", epoch.to_bytes(8) + part.topic.encode())
     for piece in joined(_pieces(run, given), needs_of(run.reducer)):
         yield letter_of(place(piece.topic), piece)
@@ -366,7 +365,7 @@ def _last_in(found: DecodedRecords) -> bytes:
 
 
 def is_message(topic: str, payload: bytes) -> bool:
-    return not topic.startswith(CHANNEL_PREFIX) or reads(topic)(payload, 0) is not None
+    return not topic.startswith(CHANNEL_PREFIX) or message_of(topic, payload, 0) is not None
 
 
 # Pieces → states by bucket
@@ -386,13 +385,13 @@ def fold_bucket(run: FoldRun, place: int, letters: Letters) -> Letters:
             if not topic:  # the announced topics come first
                 epochs = {one.data[8:].decode(): int.from_bytes(one.data[:8]) for one in some}
                 rows = (row for file in old for row in read_states(file, SCHEMA.names, epochs))
-                states = (state_of(row) for row in rows)
+                states = (FoldedState(**row) for row in rows)
                 before = {one.topic: one for one in states if one.epoch >= epochs[one.topic]}
                 continue
             state = fold(topic, map(piece_of, some), wanted, before.get(topic))
             if state == before.get(topic):
                 continue
-            writer.add(row_of(state, wanted.name))
+            writer.add(state._asdict())
             changed.append(topic)
             messages += state.messages
             incomplete += not state.complete
@@ -407,17 +406,3 @@ def fold_bucket(run: FoldRun, place: int, letters: Letters) -> Letters:
         totals = Totals(len(changed), messages, incomplete, failed, first)
         folded = FoldedBucket(bucket, writer.finish(), totals)
     yield Letter(0, b"", pickle.dumps(folded))
-
-
-def row_of(state: FoldedState, reducer: str) -> dict[str, Any]:
-    """Return the state as a row of a table of states."""
-    row = state._asdict()
-    content = row.pop("content")
-    return row | {"reducer": reducer, "state": content.data, "is_json": content.is_json}
-
-
-def state_of(row: Mapping[str, Any]) -> FoldedState:
-    """Return the state in a row of a table of states."""
-    content = Content(row["state"], row["is_json"])
-    others = {name: row[name] for name in FoldedState._fields if name != "content"}
-    return FoldedState(content=content, **others)

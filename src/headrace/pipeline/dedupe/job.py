@@ -248,7 +248,6 @@ class _Dedupe:
             shape=self.shape,
             known=self.last.buckets,
             buckets=buckets,
-            tasks=len(works),
             task_bytes=self.given.task_bytes,
             points=self.given.points,
         )
@@ -310,7 +309,6 @@ class Run(NamedTuple):
     known: Sequence[Bucket]
     """Buckets of the last run."""
     buckets: int
-    tasks: int
     task_bytes: int
     points: Points
 
@@ -333,8 +331,8 @@ def _packed(to: int, key: bytes, rows: npt.NDArray[np.generic]) -> Letters:
         yield Letter(to, key, rows[first : first + step].tobytes())
 
 
-def _result(to: int, found: object) -> Letter:
-    return Letter(to, _RESULT, pickle.dumps(found))
+def _result(found: object) -> Letter:
+    return Letter(0, _RESULT, pickle.dumps(found))
 
 
 # Files → rows by bucket
@@ -446,7 +444,7 @@ def decide_bucket(run: Run, number: int, letters: Letters) -> Letters:
         yield from _packed(task, _DROPPED, places)
     decided = DecidedBucket(number, _write_keys(run, number, found.keys), len(found.dropped))
     run.points.here("deciding")
-    yield _result(number % run.tasks, decided)
+    yield _result(decided)
 
 
 def _read_keys(run: Run, number: int) -> Rows:
@@ -510,7 +508,7 @@ def write(run: Run, task: int, letters: Letters) -> Letters:
     read = (file for file in files if file.rows)
     for some in groups(read, lambda file: file.bytes, run.task_bytes):
         for written in _write_group(run, task, some, dropped):
-            yield _result(0, written)
+            yield _result(written)
 
 
 def _write_group(
