@@ -290,7 +290,7 @@ def new_rows(end: Position, covered: int) -> int:
     return whole.records * min(end.offset - covered, whole.bytes) // max(1, whole.bytes)
 
 
-# What tasks share
+# Common parts of the tasks
 
 
 class Run(NamedTuple):
