@@ -8,13 +8,14 @@ that was killed before its commit leaves a file that the table does not name. Ol
 because they may still be read. A task checks every checksum while it merges.
 """
 
+import heapq
 import re
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import chain, groupby, repeat
 from typing import NamedTuple
 
 import pyarrow as pa
@@ -74,22 +75,23 @@ def compact(given: CompactArguments) -> CompactSummary:
     """
     storage = storage_of(given.lake, given.storage_options, given.catalog_options)
     table = open_table(storage)
-    merging = _Compact(storage, table, given)
     if given.dry_run:
         planned = _plan(storage, table, given.file_bytes)
-        return merging.summary._replace(
+        return CompactSummary(
+            storage.address,
             merged=sum(len(one.files) for one in planned),
             made=len(planned),
             bytes=sum(one.bytes for one in planned),
             swept=_sweep(storage, table, given),
+            dry_run=True,
         )
     with storage.lock("compact"):
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:
-            merging.merge(_plan(storage, table, given.file_bytes), runner)
+            done = _merge_all(storage, table, given, runner)
         swept = _sweep(storage, table, given)
         given.points.here("swept")
-        return merging.summary._replace(swept=swept)
+        return done._replace(swept=swept)
 
 
 def _plan(storage: Storage, table: Table, file_bytes: int) -> "list[Bin]":
@@ -100,55 +102,54 @@ def _plan(storage: Storage, table: Table, file_bytes: int) -> "list[Bin]":
     files = table.files()
     if not Manifests(storage).have_old_names(table.last(EXPORT_APP)):
         return bins(files, file_bytes)
-    small = [path for path, size in files.items() if 2 * size < file_bytes]
-    old = {path for path in small if are_names_old(storage.file(path))}
-    return [
-        *bins({path: size for path, size in files.items() if path in old}, file_bytes),
-        *bins({path: size for path, size in files.items() if path not in old}, file_bytes),
-    ]
+    small = {path: size for path, size in files.items() if 2 * size < file_bytes}
+    old = {path: size for path, size in small.items() if are_names_old(storage.file(path))}
+    new = {path: size for path, size in small.items() if path not in old}
+    return [*bins(old, file_bytes), *bins(new, file_bytes)]
 
 
-class _Compact:
-    def __init__(self, storage: Storage, table: Table, given: CompactArguments) -> None:
-        self._storage, self._table, self._given, self._points = storage, table, given, given.points
-        self.summary = CompactSummary(storage.address, dry_run=given.dry_run)
+def _merge_all(
+    storage: Storage, table: Table, given: CompactArguments, runner: TaskRunner
+) -> CompactSummary:
+    planned = _plan(storage, table, given.file_bytes)
+    total = sum(one.bytes for one in planned)
+    read = 0
+    done = CompactSummary(storage.address)
+    task = partial(
+        merge, storage=storage, shape=table.shape, layout=table.layout, points=given.points
+    )
+    for first in range(0, len(planned), _BINS_AT_ONCE):
+        some = planned[first : first + _BINS_AT_ONCE]
+        size = sum(one.bytes for one in some)
+        told = part_of(given.progress, done=read, size=size, total=total)
+        results = runner.run(some, task, told)
+        given.points.here("merged")
+        for one, written in zip(some, results, strict=True):
+            if not _commit(table, one, written):
+                done = done._replace(left=done.left + len(one.files))
+                continue
+            given.points.here("committed")
+            done = done._replace(
+                merged=done.merged + len(one.files),
+                made=done.made + 1,
+                records=done.records + written.rows,
+                bytes=done.bytes + one.bytes,
+            )
+        read += size
+    return done
 
-    def merge(self, planned: "Sequence[Bin]", runner: TaskRunner) -> None:
-        total = sum(one.bytes for one in planned)
-        done = 0
-        shape, layout = self._table.shape, self._table.layout
-        task = partial(
-            merge, storage=self._storage, shape=shape, layout=layout, points=self._points
-        )
-        for first in range(0, len(planned), _BINS_AT_ONCE):
-            some = planned[first : first + _BINS_AT_ONCE]
-            size = sum(one.bytes for one in some)
-            told = part_of(self._given.progress, done=done, size=size, total=total)
-            results = runner.run(some, task, told)
-            self._points.here("merged")
-            for one, written in zip(some, results, strict=True):
-                self._commit(one, written)
-            done += size
 
-    def _commit(self, one: "Bin", written: WrittenFile) -> None:
-        while True:
-            last = self._table.last(APP)
-            number = 0 if last is None else last.number + 1
-            token = token_of([written.path])
-            if self._table.commit(APP, number, [written], token, replaced=one.files):
-                break
-            if not self._table.files().keys() >= set(one.files):
-                self.summary = self.summary._replace(left=self.summary.left + len(one.files))
-                return
-            # Another compaction has used the number for other files.
-        self._points.here("committed")
-        done = self.summary
-        self.summary = done._replace(
-            merged=done.merged + len(one.files),
-            made=done.made + 1,
-            records=done.records + written.rows,
-            bytes=done.bytes + one.bytes,
-        )
+def _commit(table: Table, one: "Bin", written: WrittenFile) -> bool:
+    """Replace the bin's files by the merged file; return False if another job has merged some of them."""
+    while True:
+        last = table.last(APP)
+        number = 0 if last is None else last.number + 1
+        token = token_of([written.path])
+        if table.commit(APP, number, [written], token, replaced=one.files):
+            return True
+        if not table.files().keys() >= set(one.files):
+            return False
+        # Another compaction has used the number for other files.
 
 
 def _sweep(storage: Storage, table: Table, given: CompactArguments) -> int:
@@ -211,24 +212,19 @@ def merge(
     """Write a file with the rows of the bin's files, each as in the log. The table does not name it yet."""
     # A task that Spark repeats writes its own file: only the file that the driver learns of counts.
     name = name_after(small.files[0], uuid.uuid4().hex[:12])
+    files = [storage.file(path) for path in small.files]
     # All files of a bin are alike, so rows and footers keep the topic names that they were written with.
-    old_names = are_names_old(storage.file(small.files[0]))
-    writer = Writer(storage, name, shape, layout, old_names=old_names)
-    with ExitStack() as stack:
-        inputs = [
-            stack.enter_context(closing(_Input(storage.file(path), shape.columns)))
-            for path in small.files
-        ]
-        # Each range is contiguous in one file, so the rows have the order of the ranges.
-        order = sorted((one, place) for place, file in enumerate(inputs) for one in file.ranges)
-        try:
-            expected = joined_ranges(one for one, _ in order)
-        except ValueError as error:
-            raise LakeError(f"{storage.address}: {error}") from None
-        for one, place in order:
-            for some in inputs[place].take(one):
-                writer.add(_rows(some, shape.columns))
-                points.here("merging")
+    writer = Writer(storage, name, shape, layout, old_names=are_names_old(files[0]))
+    ranges = [_sorted_ranges(file) for file in files]
+    try:
+        expected = joined_ranges(chain.from_iterable(ranges))
+    except ValueError as error:
+        raise LakeError(f"{storage.address}: {error}") from None
+    inputs = map(read_checked, files, ranges, repeat(shape.columns.names))
+    # A range is contiguous in one file, so the rows of all files are merged in the order of their ranges.
+    for some in heapq.merge(*inputs, key=lambda found: found.range):
+        writer.add(_rows(some, shape.columns))
+        points.here("merging")
     written = writer.finish()
     directory = _directory(small.files[0])
     if len(written) != 1 or _directory(written[0].path) != directory:
@@ -240,27 +236,11 @@ def merge(
     return written[0]
 
 
-class _Input:
-    """File whose ranges are taken one after the other."""
-
-    def __init__(self, file: LakeFile, columns: pa.Schema) -> None:
-        self.ranges = read_ranges(file, as_stored=True)
-        if self.ranges != sorted(self.ranges):
-            raise LakeError(f"{file} is not sorted by topic and offset")
-        self._rows = read_checked(file, self.ranges, columns.names)
-
-    def take(self, wanted: RecordRange) -> Iterator[Checked]:
-        left = wanted.rows
-        while left:
-            found = next(self._rows)
-            assert found.range == wanted
-            left -= found.rows.num_rows
-            yield found
-        if wanted is self.ranges[-1]:
-            self.close()  # frees the rows that were read last
-
-    def close(self) -> None:
-        self._rows.close()
+def _sorted_ranges(file: LakeFile) -> list[RecordRange]:
+    ranges = read_ranges(file, as_stored=True)
+    if ranges != sorted(ranges):
+        raise LakeError(f"{file} is not sorted by topic and offset")
+    return ranges
 
 
 def _rows(found: Checked, schema: pa.Schema) -> RecordRows:

@@ -24,6 +24,7 @@ from headrace.reader.view import (
     LogView,
     Rows,
     SourceError,
+    despite_loss,
 )
 
 logger = logging.getLogger(__name__)
@@ -218,15 +219,9 @@ def _blocks(
     log: LogView, parts: Iterable[LogRange], on_loss: Callable[[DataLossError], object]
 ) -> Iterator[tuple[LogRange, LogBlock | DamagedRange]]:
     for part in parts:
-        rest: LogRange | None = part
-        while rest is not None:
-            try:
-                for block in log.read(rest):
-                    yield rest, block
-                break
-            except DataLossError as loss:
-                on_loss(loss)
-                rest = loss.rest
+        yield from despite_loss(
+            part, on_loss, lambda rest: ((rest, block) for block in log.read(rest))
+        )
 
 
 def decode(

@@ -7,7 +7,14 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from headrace.errors import OptionError
 from headrace.model import Position, Span
-from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
+from headrace.reader.view import (
+    DataLossError,
+    LogLocation,
+    LogRange,
+    LogView,
+    TopicState,
+    despite_loss,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -134,7 +141,11 @@ def parts_of(
     """Divide the ranges among tasks: large ranges are split, small ones share a task."""
     total = sum(one.bytes for one in ranges)
     bytes_max = min(options.partition_bytes, max(1, -(-total // options.partitions_min)))
-    parts = (part for one in ranges for part in _split(log, one, bytes_max, options))
+    parts = (
+        part
+        for one in ranges
+        for part in despite_loss(one, options.leave_out, lambda rest: log.split(rest, bytes_max))
+    )
     return list(groups(parts, lambda part: part.bytes, bytes_max))
 
 
@@ -153,19 +164,6 @@ def groups(
         total += length
     if gathered:
         yield gathered
-
-
-def _split(
-    log: LogView, whole: LogRange, bytes_max: int, options: SourceOptions
-) -> Sequence[LogRange]:
-    rest: LogRange | None = whole
-    while rest is not None:
-        try:
-            return log.split(rest, bytes_max)
-        except DataLossError as loss:
-            options.leave_out(loss)
-            rest = loss.rest
-    return []
 
 
 def check_positions(

@@ -5,14 +5,16 @@ Both give the same rows. Nothing here knows Spark.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from headrace.errors import HeadraceError, OptionError
 from headrace.model import Position, Span
+
+T = TypeVar("T")
 
 Rows = npt.NDArray[np.void]
 """Rows of an index; `decode.ROW` is their format."""
@@ -142,6 +144,22 @@ class LogView(Protocol):
 
     def close(self) -> None:
         """Close what is open; the next call opens it again."""
+
+
+def despite_loss(
+    whole: LogRange,
+    on_loss: Callable[[DataLossError], object],
+    read: Callable[[LogRange], Iterable[T]],
+) -> Iterator[T]:
+    """Yield what `read` returns for a range; after a loss, unless `on_loss` raises, for its rest."""
+    rest: LogRange | None = whole
+    while rest is not None:
+        try:
+            yield from read(rest)
+            return
+        except DataLossError as loss:
+            on_loss(loss)
+            rest = loss.rest
 
 
 def open_log(place: LogLocation) -> LogView:

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.errors import OptionError
+from headrace.log.records import pack_record
 from headrace.model import JUMP
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.pipeline.aggregate.fold import NOTHING, FoldPiece, Needs, fold, load_reducer, needs_of
+from headrace.pipeline.aggregate.fold import NOTHING, Needs, Piece, fold, load_reducer, needs_of
 
 CHANGES = [
     *({"key": key, "value": value} for key in "ab" for value in (1, [2.50], None)),
@@ -24,7 +25,7 @@ def payloads_of(contents: list[Content]) -> list[bytes]:
     return [encode_message(StoredMessage("p", i, one)) for i, one in enumerate(contents, 1)]
 
 
-def cut(reducer: str, payloads: list[bytes], places: list[int], epoch: int = 7) -> list[FoldPiece]:
+def cut(reducer: str, payloads: list[bytes], places: list[int], topic: str = "t") -> list[Piece]:
     """Cut the records at these places into pieces, as the first tasks return them."""
     ends = [0]
     for payload in payloads:
@@ -33,7 +34,8 @@ def cut(reducer: str, payloads: list[bytes], places: list[int], epoch: int = 7) 
     for first, last in pairwise(places):
         some = payloads[first:last]
         kept = {Needs.NONE: [], Needs.LAST: some[-1:], Needs.ALL: some}[needs_of(reducer)]
-        found.append(FoldPiece(epoch, ends[first], ends[last], first, last, kept))
+        records = b"".join(map(pack_record, kept))
+        found.append(Piece(topic, 7, ends[first], ends[last], first, last, records))
     return found
 
 
@@ -48,13 +50,15 @@ def test_however_records_are_cut_and_overlap_the_state_is_the_same(contents, som
     pieces = [
         piece
         for places in (some, others)
-        for piece in cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
+        for piece in cut(
+            name, payloads, sorted({0, count, *(i for i in places if i < count)}), "$channel/c"
+        )
     ]
     found = fold("$channel/c", sorted(pieces, key=lambda one: one.offset), reducer)
     messages = [StoredMessage("p", i, one) for i, one in enumerate(contents, 1)]
     size = sum(map(len, payloads)) + 4 * count
     expected = reducer.fold(None, messages)
-    assert found == ("$channel/c", 7, size, count, count, expected, True, None)
+    assert found == ("$channel/c", 7, size, count, count, name, *expected, True, None)
 
 
 PAYLOADS = [*payloads_of(CONTENTS), *payloads_of([Content(b"x", is_json=False)]), b"no message"]
@@ -69,11 +73,12 @@ PAYLOADS = [*payloads_of(CONTENTS), *payloads_of([Content(b"x", is_json=False)])
 )
 def test_a_state_goes_on_as_if_it_had_been_folded_at_once(payloads, places, splits, gap, name):
     reducer, count = load_reducer(name, "."), len(payloads)
-    pieces = cut(name, payloads, sorted({0, count, *(i for i in places if i < count)}))
+    places = sorted({0, count, *(i for i in places if i < count)})
+    pieces = cut(name, payloads, places, "$channel/c")
     if needs_of(name) is Needs.LAST:
         # Tasks return only the last payload that is a message, if there is one.
-        reads = [one for one in pieces if one.payloads != [b"no message"]]
-        pieces = [one if one in reads else one._replace(payloads=[]) for one in pieces]
+        reads = [one for one in pieces if one.payloads() != [b"no message"]]
+        pieces = [one if one in reads else one._replace(records=b"") for one in pieces]
     last = pieces[-1]
     pieces[-1] = last._replace(ordinal=last.ordinal + gap, end_ordinal=last.end_ordinal + gap)
     found = None
@@ -83,21 +88,11 @@ def test_a_state_goes_on_as_if_it_had_been_folded_at_once(payloads, places, spli
     assert found == fold("$channel/c", pieces, reducer)
 
 
-def test_a_topic_that_begins_anew_with_its_server_has_a_state_that_does():
-    [piece] = cut("count", [b"1"] * 5, [0, 5])
-    counting = load_reducer("count", ".")
-    state = fold("memory", [piece], counting)
-    again = piece._replace(epoch=piece.epoch + 1, end=piece.offset + 5, end_ordinal=1)
-    found = fold("memory", [again], counting, state)
-    assert (found.epoch, found.messages, found.content.data) == (again.epoch, 1, b"1")
-    assert found.complete
-
-
 @given(st.lists(st.integers(0, 8)), st.integers(0, 7))
 def test_a_failure_ends_a_state_before_the_message(places, bad):
     payloads = [b'{"n": %d}' % i for i in range(8)]
     payloads[bad] = b"\xff"
-    pieces = cut("merge", payloads, sorted({0, 8, *(i for i in places if i < 8)}))
+    pieces = cut("merge", payloads, sorted({0, 8, *(i for i in places if i < 8)}), "numbers")
     found = fold("numbers", pieces, load_reducer("merge", "."))
     state = Content(b'{"n":%d}' % (bad - 1), is_json=True) if bad else NOTHING
     assert (found.ordinal, found.messages, found.content) == (bad, bad, state)
@@ -110,10 +105,10 @@ def test_a_failure_ends_a_state_before_the_message(places, bad):
 
 def test_what_is_no_message_of_a_channel_is_passed_over():
     [payload] = payloads_of([CONTENTS[0]])
-    pieces = cut("merge", [b"x", payload, b"{}"], [0, 3])
+    pieces = cut("merge", [b"x", payload, b"{}"], [0, 3], "$channel/c")
     found = fold("$channel/c", pieces, load_reducer("merge", "."))
     assert (found.ordinal, found.messages, found.error) == (3, 1, None)
-    nothing = fold("$channel/c", [pieces[0]._replace(payloads=[])], load_reducer("last", "."))
+    nothing = fold("$channel/c", [pieces[0]._replace(records=b"")], load_reducer("last", "."))
     assert nothing.content == NOTHING
 
 
@@ -130,8 +125,8 @@ def test_a_payload_is_json_where_it_is_json_within_the_limits(content):
 )
 def test_a_state_is_complete_when_no_record_is_missing(first, second, complete):
     pieces = [
-        FoldPiece(1, 10 * first, 10 * first + 20, first, first + 2, []),
-        FoldPiece(2, 10 * second, 10 * second + 10, second, second + 1, []),
+        Piece("t", 1, 10 * first, 10 * first + 20, first, first + 2, b""),
+        Piece("t", 2, 10 * second, 10 * second + 10, second, second + 1, b""),
     ]
     found = fold("t", pieces, load_reducer("count", "."))
     assert (found.complete, found.messages, found.epoch) == (complete, 3, 2)

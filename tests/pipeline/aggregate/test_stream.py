@@ -352,6 +352,30 @@ def test_a_topic_that_begins_anew_with_its_server_has_a_state_that_does(tmp_path
     assert (done.messages, done.incomplete) == (1, 0)
 
 
+@pytest.mark.parametrize("number", [3, 21, 30])
+def test_what_is_left_of_a_topic_that_began_anew_is_a_new_state(tmp_path, number):
+    """The server keeps the last records of a memory topic: before, around or after the old state's end."""
+    into, config = tmp_path / "into", tmp_path / "config.toml"
+    config.write_text('durability = "memory"\n[limits]\nmemory_topic_bytes_max = 64\n')
+    with ServerProcess(tmp_path / "data", f"--config={config}") as memory_server:
+
+        def steps() -> Iterator[None]:
+            yield from until(lambda: ordinals(into) == {"a": 20})
+            memory_server.kill()
+            memory_server.start()
+            for _ in range(number):
+                fill(memory_server, {"a": [bytes(20)]})
+            yield from until(lambda: ordinals(into) == {"a": number})
+
+        for _ in range(4):
+            fill(memory_server, {"a": [b"1"] * 5})
+            stream(memory_server, into, iter([None]), reducer="count")
+        before = rows_of(into)["a"]
+        done = stream(memory_server, into, steps(), reducer="count")
+    assert (before["messages"], before["complete"]) == (20, True)
+    assert (done.messages, done.incomplete) == (2, 1)
+
+
 # With Spark
 
 

@@ -17,13 +17,12 @@ from headrace.lake.format import SCHEMA, Shape
 from headrace.lake.states import Buckets, read_states
 from headrace.lake.storage.storage import storage_of
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.pipeline.aggregate import pieces
-from headrace.pipeline.aggregate.bucket import BucketsWork
-from headrace.pipeline.aggregate.fold import NOTHING, Needs, load_reducer, reads
-from headrace.pipeline.aggregate.job import fold_buckets
-from headrace.pipeline.aggregate.pieces import (
-    PiecesWork,
-    TopicPiece,
+from headrace.pipeline.aggregate import tasks
+from headrace.pipeline.aggregate.fold import NOTHING, Needs, Piece, load_reducer, message_of
+from headrace.pipeline.aggregate.tasks import (
+    FoldRun,
+    Input,
+    fold_buckets,
     joined,
     letter_of,
     piece_of,
@@ -32,7 +31,6 @@ from headrace.pipeline.aggregate.pieces import (
 from headrace.pipeline.job import Points
 from headrace.pipeline.tasks import LocalRunner
 from headrace.reader.planning import TopicSelection
-from headrace.reader.view import LogLocation
 
 MS = 1_794_782_595_071
 NO_MESSAGE = b"no message"
@@ -82,39 +80,29 @@ def write(lake: Path, name: str, topics: dict[str, tuple[int, list[bytes]]]) -> 
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Use row groups and pieces of a few records each."""
     monkeypatch.setattr(writing, "ROW_GROUP_ROWS", 5)
-    monkeypatch.setattr(pieces, "_JOINED_BYTES_MAX", 300)
-    monkeypatch.setattr(pieces, "_PIECE_BYTES_MAX", 300)
-    monkeypatch.setattr(pieces, "_PIECE_RECORDS_MAX", 3)
+    monkeypatch.setattr(tasks, "_JOINED_BYTES_MAX", 300)
+    monkeypatch.setattr(tasks, "_PIECE_BYTES_MAX", 300)
+    monkeypatch.setattr(tasks, "_PIECE_RECORDS_MAX", 3)
 
 
 def aggregated(
-    root: Path, tasks: list[list[str]], reducer: str, topics: TopicSelection
+    root: Path, inputs: list[list[str]], reducer: str, topics: TopicSelection
 ) -> dict[str, Any]:
     into = storage_of(root / "into")
     buckets = Buckets(BUCKETS, tuple(range(BUCKETS)))
-    works = [
-        PiecesWork(
-            reducer=reducer,
-            buckets=buckets,
-            topics=topics,
-            lake=storage_of(root / "lake"),
-            files=files,
-            place=LogLocation(),
-            ranges=(),
-            points=Points(),
-        )
-        for files in tasks
-    ]
-    work = BucketsWork(
+    run = FoldRun(
+        lake=storage_of(root / "lake"),
+        source=None,
+        topics=topics,
+        reducer=reducer,
+        directory=".",
         into=into,
         number=0,
         buckets=buckets,
         old={},
-        reducer=reducer,
-        directory=".",
         points=Points(),
     )
-    folded = fold_buckets(LocalRunner(), works, work)
+    folded = fold_buckets(LocalRunner(), run, [Input(files=files) for files in inputs])
     assert [one.bucket for one in folded] == list(range(BUCKETS))
     rows = (row for one in folded for row in read_states(into.file(one.file.path), COLUMNS))
     return {row["topic"]: row for row in rows}
@@ -143,7 +131,7 @@ def test_files_become_the_states_of_their_topics(tmp_path, reducer, together):
     for topic, row in found.items():
         if reducer == "count" and topic in ("$channel/c3", "$channel/c4"):
             continue  # this reducer counts records without decoding them
-        messages = [one for one in (reads(topic)(p, 0) for p in payloads[topic]) if one]
+        messages = [one for one in (message_of(topic, p, 0) for p in payloads[topic]) if one]
         state = load_reducer(reducer, ".").fold(None, messages) or NOTHING
         assert (row["state"], row["is_json"], row["error"]) == (*state, None)
         size = sum(4 + len(one) for one in payloads[topic])
@@ -163,9 +151,9 @@ def test_a_failure_in_the_middle_is_found_where_it_is(tmp_path):
     assert row["error"].startswith('message 14 of "t" cannot be folded')
 
 
-def piece(topic: str, epoch: int, ordinal: int, end_ordinal: int, records: bytes) -> TopicPiece:
+def piece(topic: str, epoch: int, ordinal: int, end_ordinal: int, records: bytes) -> Piece:
     """Make a piece of records of ten bytes each."""
-    return TopicPiece(topic, epoch, 10 * ordinal, 10 * end_ordinal, ordinal, end_ordinal, records)
+    return Piece(topic, epoch, 10 * ordinal, 10 * end_ordinal, ordinal, end_ordinal, records)
 
 
 @pytest.mark.parametrize("needs", Needs)
@@ -176,6 +164,7 @@ def test_pieces_that_follow_each_other_are_joined_unless_all_records_are_needed(
         piece("a", 1, 2, 3, b""),
         piece("b", 1, 1, 2, b"3"),
         piece("a", 1, 5, 6, b"4"),
+        piece("b", 2, 2, 3, b"5"),
     ]
     found = list(joined(iter(given), needs))
     if needs is Needs.ALL:
@@ -185,6 +174,7 @@ def test_pieces_that_follow_each_other_are_joined_unless_all_records_are_needed(
             piece("a", 1, 0, 3, b"1"),
             piece("a", 1, 5, 6, b"4"),
             piece("b", 1, 0, 2, b"3"),
+            piece("b", 2, 2, 3, b"5"),
         ]
 
 
@@ -192,14 +182,14 @@ def test_letters_of_a_topic_stay_together_in_the_order_of_epochs_and_offsets():
     places = [(1, 0), (1, 255), (1, 256), (2, 3)]
     topics = ["a", "a\0", "a\0\0\0\0\0\0\0\1", "ä", "b"]
     given = [
-        TopicPiece(topic, epoch, offset, offset + 9, 1, 2, b"\0\0\0\5hello")
+        Piece(topic, epoch, offset, offset + 9, 1, 2, b"\0\0\0\5hello")
         for topic in topics
         for epoch, offset in places
     ]
     random.Random(1).shuffle(given)
     letters = sorted((letter_of(0, one) for one in given), key=lambda one: one.key)
     found = {
-        topic: [(one.epoch, one.offset, one.payloads) for one in map(piece_of, some)]
+        topic: [(one.epoch, one.offset, one.payloads()) for one in map(piece_of, some)]
         for topic, some in groupby(letters, topic_of)
     }
     assert found == {topic: [(*place, [b"hello"]) for place in places] for topic in topics}

@@ -17,9 +17,10 @@ from headrace.errors import OptionError
 from headrace.lake.deduped import APP, DedupedTable
 from headrace.lake.format import FORMAT, LakeError, Shape
 from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, storage_of
+from headrace.model import JUMP, Position
 from headrace.pipeline.compact import compact
+from headrace.pipeline.dedupe import job as dedupe_job
 from headrace.pipeline.dedupe import keys as dedupe_keys
-from headrace.pipeline.dedupe import tasks as dedupe_tasks
 from headrace.pipeline.dedupe.job import dedupe
 from headrace.pipeline.export.job import export
 from headrace.pipeline.tasks import JobError, LocalRunner, NotSharedError, Step
@@ -143,8 +144,8 @@ def test_many_runs_come_to_the_same_as_one(tmp_path_factory, monkeypatch, some, 
         elif then:
             only = [min(payloads)] if then == "one topic" else []
             monkeypatch.setattr(dedupe_keys, "_BUCKET_ROWS", size // 500)
-            monkeypatch.setattr(dedupe_tasks, "_STAGED_ROWS", size // 250)
-            monkeypatch.setattr(dedupe_tasks, "_LETTER_BYTES", size // 5)
+            monkeypatch.setattr(dedupe_job, "_STAGED_ROWS", size // 250)
+            monkeypatch.setattr(dedupe_job, "_LETTER_BYTES", size // 5)
             run(lake.path, root / "steps", topics=only, task_bytes=size)
     run(lake.path, root / "steps")
     run(lake.path, root / "once")
@@ -316,6 +317,21 @@ def test_more_buckets_than_before_have_the_same_keys(made, tmp_path, monkeypatch
     made.add({"a": [b"%d" % n for n in range(110)]}, NOON_MS + 200 * HOUR_MS)
     assert run(made.path, into, window_s=None).kept == 10
     assert left(into) == firsts(made.path, None)
+
+
+@pytest.mark.parametrize(
+    ("end", "covered", "rows"),
+    [
+        (Position(1, 1000, 10), 0, 10),
+        (Position(1, 1000, 10), 700, 3),
+        (Position(2, JUMP + 1000, JUMP + 10), 700, 10),
+        (Position(2, JUMP + 1000, JUMP + 10), JUMP + 700, 3),
+        (Position(2, JUMP, JUMP), 0, 0),
+    ],
+)
+def test_a_topic_that_jumped_ahead_has_no_more_rows_for_that(end, covered, rows):
+    """The table would keep a thousand buckets for ever."""
+    assert dedupe_job.new_rows(end, covered) == rows
 
 
 def test_nothing_but_rows_that_are_there_once_more(made, tmp_path):

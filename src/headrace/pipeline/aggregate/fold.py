@@ -5,9 +5,8 @@ last payload, `count` needs none, all other reducers need all. Pieces may overla
 while it is listed. Records that are already covered are not folded again.
 """
 
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from enum import Enum
 from typing import NamedTuple
 
@@ -48,39 +47,51 @@ def load_reducer(name: str, directory: str) -> Reducer:
     return found
 
 
-def here() -> str:
-    return os.getcwd()
-
-
-class FoldPiece(NamedTuple):
+class Piece(NamedTuple):
     """Adjacent records of a topic."""
 
+    topic: str
     epoch: int
     offset: int
     end: int
     ordinal: int
     end_ordinal: int
-    payloads: list[bytes]
-    """Payloads that the reducer needs: all, the last one that is a message, or none."""
+    records: bytes
+    """Records that the reducer needs, as in the log: all, the last one that is a message, or none."""
+
+    def payloads(self) -> list[bytes]:
+        found = []
+        at = 0
+        while at < len(self.records):
+            begin = at + RECORD_HEADER_BYTES
+            at = begin + int.from_bytes(self.records[at:begin])
+            found.append(self.records[begin:at])
+        return found
 
 
 class FoldedState(NamedTuple):
-    """State of a topic, and the position that it covers."""
+    """State of a topic, and the position that it covers: a row of a table of states."""
 
     topic: str
     epoch: int
     offset: int
     ordinal: int
     messages: int
-    content: Content
+    reducer: str
+    state: bytes
+    is_json: bool
     complete: bool
     """True if no record is missing since the topic's first record."""
     error: str | None
     """Reason why the next message could not be folded; None without an error."""
 
+    @property
+    def content(self) -> Content:
+        return Content(self.state, self.is_json)
+
 
 def fold(
-    topic: str, pieces: Iterable[FoldPiece], wanted: Reducer, before: FoldedState | None = None
+    topic: str, pieces: Iterable[Piece], wanted: Reducer, before: FoldedState | None = None
 ) -> FoldedState:
     """Return a topic's state after `before` and the pieces, which are in the order of epochs and offsets.
 
@@ -89,142 +100,102 @@ def fold(
     """
     if before is not None and before.error is not None:
         return before
-    folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted, before)
     epoch = offset = messages = 0
     ordinal: int | None = None
-    complete = True
+    complete, state, last = True, None, None
     if before is not None:
         epoch, offset, ordinal = before.epoch, before.offset, before.ordinal
         messages, complete = before.messages, before.complete
+        # The content of a state without messages is only a placeholder, so folding begins without a state.
+        state = before.content if messages else None
+    needs = needs_of(wanted.name)
+    error = None
     for piece in pieces:
-        skipped = 0
-        if ordinal and piece.ordinal == 0 and piece.epoch > epoch:
-            # A topic of durability memory begins anew when its server restarts. All other topics continue.
-            folding = _FOLDINGS[needs_of(wanted.name)](topic, wanted, None)
-            messages, ordinal = 0, None
         if ordinal is None:
-            complete = piece.ordinal == 0
-            offset, ordinal = piece.offset, piece.ordinal
-        elif piece.end_ordinal <= ordinal:
+            ordinal, complete = piece.ordinal, piece.ordinal == 0
+        if piece.end_ordinal <= ordinal:
             continue
-        elif piece.ordinal < ordinal:
-            skipped = ordinal - piece.ordinal
-        elif (piece.ordinal - ordinal) % JUMP:
+        covered = max(0, ordinal - piece.ordinal)
+        if piece.ordinal > ordinal and (piece.ordinal - ordinal) % JUMP:
             complete = False
-        done = folding.add(piece, skipped)
-        messages += done.messages
-        epoch, offset, ordinal = piece.epoch, done.offset, done.ordinal
-        if folding.error is not None:
+        epoch, offset, ordinal = piece.epoch, piece.end, piece.end_ordinal
+        if needs is not Needs.ALL:
+            messages += piece.end_ordinal - piece.ordinal - covered
+            last = piece if piece.records else last
+            continue
+        done = _fold_piece(piece, covered, wanted, state)
+        messages, state, error = messages + done.messages, done.state, done.error
+        if error is not None:
+            offset, ordinal = done.offset, done.ordinal
             break
-    content = folding.state if folding.state is not None else NOTHING
+    if needs is Needs.NONE and messages:
+        # Records are counted without reading them: the log of a channel contains only messages.
+        state = Content(b"%d" % messages, is_json=True)
+    elif last is not None:
+        state = wanted.fold(state, filter(None, _messages(last)))
     return FoldedState(
-        topic, epoch, offset, ordinal or 0, messages, content, complete, folding.error
+        topic=topic,
+        epoch=epoch,
+        offset=offset,
+        ordinal=ordinal or 0,
+        messages=messages,
+        reducer=wanted.name,
+        state=(state or NOTHING).data,
+        is_json=(state or NOTHING).is_json,
+        complete=complete,
+        error=error,
     )
 
 
 class _Done(NamedTuple):
+    """State after a piece, or before the first message of the piece that cannot be folded."""
+
+    state: Content | None
+    messages: int
     offset: int
     ordinal: int
-    messages: int
+    error: str | None
 
 
-class _Counting:
-    """Counts records without reading them: the log of a channel contains only messages."""
-
-    error = None
-
-    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
-        self._count = before.messages if before is not None else 0
-
-    @property
-    def state(self) -> Content | None:
-        return Content(b"%d" % self._count, is_json=True) if self._count else None
-
-    def add(self, piece: FoldPiece, skipped: int) -> _Done:
-        messages = piece.end_ordinal - piece.ordinal - skipped
-        self._count += messages
-        return _Done(piece.end, piece.end_ordinal, messages)
-
-
-class _KeepingLast:
-    error = None
-
-    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
-        self._reads = reads(topic)
-        self._before = before.content if before is not None else None
-        self._last: bytes | None = None
-
-    @property
-    def state(self) -> Content | None:
-        message = self._reads(self._last, 0) if self._last is not None else None
-        return message.content if message is not None else self._before
-
-    def add(self, piece: FoldPiece, skipped: int) -> _Done:
-        if piece.payloads:
-            self._last = piece.payloads[-1]
-        return _Done(piece.end, piece.end_ordinal, piece.end_ordinal - piece.ordinal - skipped)
-
-
-class _Folding:
-    def __init__(self, topic: str, wanted: Reducer, before: FoldedState | None) -> None:
-        self._reads, self._reducer = reads(topic), wanted
-        # The content of a state without messages is only a placeholder, so folding begins without a state.
-        self.state = before.content if before is not None and before.messages else None
-        self.error: str | None = None
-
-    def add(self, piece: FoldPiece, skipped: int) -> _Done:
-        payloads = piece.payloads
-        # Payloads that are not messages are skipped, but keep their place in `found`.
-        found = [self._reads(payload, piece.ordinal + i) for i, payload in enumerate(payloads)]
-        messages = [message for message in found[skipped:] if message is not None]
-        try:
-            self.state = self._reducer.fold(self.state, messages)
-        except CannotFoldError as error:
-            good = self._fold_what_can_be(messages, error)
-            left = messages[good:]
-            count = next(i for i, message in enumerate(found) if message is left[0])
-            size = sum(map(len, payloads[:count])) + count * RECORD_HEADER_BYTES
-            return _Done(piece.offset + size, piece.ordinal + count, good)
-        return _Done(piece.end, piece.end_ordinal, len(messages))
-
-    def _fold_what_can_be(self, messages: list[StoredMessage], failure: CannotFoldError) -> int:
-        """Fold the messages before the one that fails, and return their number."""
-        good, bad = 0, len(messages)
-        self.error = str(failure)
-        while bad - good > 1:
-            middle = (good + bad) // 2
-            try:
-                self.state = self._reducer.fold(self.state, messages[good:middle])
-                good = middle
-            except CannotFoldError as error:
-                bad = middle
-                self.error = str(error)
-        return good
-
-
-_Made = Callable[[str, Reducer, FoldedState | None], _Counting | _KeepingLast | _Folding]
-_FOLDINGS: dict[Needs, _Made] = {
-    Needs.NONE: _Counting,
-    Needs.LAST: _KeepingLast,
-    Needs.ALL: _Folding,
-}
-
-
-def reads(topic: str) -> Callable[[bytes, int], StoredMessage | None]:
-    """Return a function of payload and ordinal that returns a message, or None if the payload is not one."""
-    if topic.startswith(CHANNEL_PREFIX):
-        return _of_channel
-    return lambda payload, ordinal: _of_topic(topic, payload, ordinal)
-
-
-def _of_channel(payload: bytes, ordinal: int) -> StoredMessage | None:
+def _fold_piece(piece: Piece, covered: int, wanted: Reducer, state: Content | None) -> _Done:
+    """Fold the messages of a piece after its first `covered` records."""
+    # Payloads that are not messages are skipped, but keep their place in `found`.
+    found = _messages(piece)
+    messages = [message for message in found[covered:] if message is not None]
     try:
-        return decode_message(payload)
-    except BadMessageError:
-        return None
+        state = wanted.fold(state, messages)
+    except CannotFoldError as failure:
+        error = str(failure)
+    else:
+        return _Done(state, len(messages), piece.end, piece.end_ordinal, None)
+    # The messages before the one that fails are folded.
+    good, bad = 0, len(messages)
+    while bad - good > 1:
+        middle = (good + bad) // 2
+        try:
+            state = wanted.fold(state, messages[good:middle])
+            good = middle
+        except CannotFoldError as failure:
+            bad, error = middle, str(failure)
+    count = next(i for i, message in enumerate(found) if message is messages[good])
+    size = sum(RECORD_HEADER_BYTES + len(payload) for payload in piece.payloads()[:count])
+    return _Done(state, good, piece.offset + size, piece.ordinal + count, error)
 
 
-def _of_topic(topic: str, payload: bytes, ordinal: int) -> StoredMessage:
+def _messages(piece: Piece) -> list[StoredMessage | None]:
+    return [
+        message_of(piece.topic, payload, ordinal)
+        for ordinal, payload in enumerate(piece.payloads(), piece.ordinal)
+    ]
+
+
+def message_of(topic: str, payload: bytes, ordinal: int) -> StoredMessage | None:
+    """Return the message in a payload, or None if a payload of a channel is not a message."""
+    if topic.startswith(CHANNEL_PREFIX):
+        try:
+            return decode_message(payload)
+        except BadMessageError:
+            return None
     try:
         decode_json(payload)
         is_json = True

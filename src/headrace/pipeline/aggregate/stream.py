@@ -17,34 +17,26 @@ does not exist yet, or if the log no longer has records that the lake has.
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from headrace.config.pipeline import AggregateStreamOptions
 from headrace.lake.format import LakeError, LostRange, Positions
 from headrace.lake.states import Buckets, Covered, StatesFile, StatesTable, Totals
-from headrace.lake.storage.storage import storage_of
-from headrace.pipeline.aggregate.bucket import BucketsWork
-from headrace.pipeline.aggregate.fold import here, load_reducer
 from headrace.pipeline.aggregate.job import (
     APP,
     BUCKETS_MIN,
-    Aggregate,
+    AggregateStreamArguments,
     AggregateSummary,
-    Published,
-    already_committed,
+    Aggregation,
     check_named,
-    fold_buckets,
+    lake_of,
     log_of,
-    plan_of,
-    publish_all,
-    publish_to,
 )
-from headrace.pipeline.aggregate.pieces import PiecesWork
+from headrace.pipeline.aggregate.tasks import Input
 from headrace.pipeline.export import plan as export_plan
-from headrace.pipeline.job import JobArguments, job, list_lake, topics_of
+from headrace.pipeline.export.plan import States
+from headrace.pipeline.job import job, list_lake
 from headrace.pipeline.tasks import ServerAwayError, TaskRunner
 from headrace.reader.http_client import ServerError
 from headrace.reader.planning import (
@@ -54,7 +46,7 @@ from headrace.reader.planning import (
     parts_of,
     ranges_between,
 )
-from headrace.reader.view import LogLocation, LogRange, LogView, TopicState, open_log
+from headrace.reader.view import LogRange, LogView, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -65,11 +57,6 @@ _READABLE_S = 600.0
 """Seconds before files that are no longer in the table are deleted, as they may still be read."""
 
 
-@dataclass(frozen=True)
-class AggregateStreamArguments(AggregateStreamOptions, JobArguments):
-    stop: Callable[[], bool] = field(default=lambda: False, kw_only=True)
-
-
 @job(AggregateStreamArguments)
 def aggregate_stream(given: AggregateStreamArguments) -> AggregateSummary:
     """Keep the table in `into` up to date with the states of topics, until `stop` returns True.
@@ -78,19 +65,13 @@ def aggregate_stream(given: AggregateStreamArguments) -> AggregateSummary:
     from `lake`, if it is given. With `publish`, states of channels are sent to the server at `url` as
     snapshots each time they change.
     """
-    load_reducer(given.reducer, here())
-    source = log_of(given, topics_of(given.topics, given.pattern))
-    told = publish_to(given)
+    source = log_of(given)
+    whole = Aggregation(given, lake_of(given) if given.lake else None, source)
     with closing(open_log(source.place)) as log:
-        stream = _Stream(given, log, source, told)
-        if stream.lake is not None:
-            stream.lake.check_apart(stream.into)
+        stream = _Stream(given, whole, source, log)
         stream.look()
-        with closing(given.task_runner("aggregate")) as runner:
-            runner.start()  # a failure here happens before anything is written
-            stream.into.prepare()
-            with stream.into.lock("aggregate"):
-                return stream.run(runner)
+        with whole.writing() as runner:
+            return stream.run(runner)
 
 
 class _Found(NamedTuple):
@@ -107,18 +88,12 @@ class _Stream:
     def __init__(
         self,
         given: AggregateStreamArguments,
-        log: LogView,
+        whole: Aggregation,
         source: SourceOptions,
-        told: LogLocation | None,
+        log: LogView,
     ) -> None:
-        self._given, self._log, self._source, self._told = given, log, source, told
-        self._topics, self._stop, self._points = source.topics, given.stop, given.points
-        self.into = storage_of(given.into, given.storage_options)
-        self.lake = (
-            storage_of(given.lake, given.storage_options, given.catalog_options)
-            if given.lake
-            else None
-        )
+        self._given, self._whole, self._source, self._log = given, whole, source, log
+        self._topics, self._into = whole.topics, whole.into
         self._table: StatesTable | None = None
         """The table, if the fields below are valid; None before a start."""
         self._at: Positions = {}
@@ -126,12 +101,11 @@ class _Stream:
         self._buckets, self._files = 0, dict[int, list[str]]()
         self._over: deque[tuple[float, list[str]]] = deque()
         """Files that are no longer in the table, and the time of their removal."""
-        self._published = Published()
 
     def run(self, runner: TaskRunner) -> AggregateSummary:
         """Run until `stop` returns True. If the server is away, wait for it and start again."""
         is_away = False
-        while not self._stop():
+        while not self._given.stop():
             begun_s = time.monotonic()
             pause_s = self._given.every_s
             try:
@@ -148,26 +122,17 @@ class _Stream:
                     logger.warning("%s; retrying until the server answers", error)
                 is_away, self._table = True, None
                 pause_s = max(pause_s, _WAIT_S)
-            while time.monotonic() < begun_s + pause_s and not self._stop():
+            while time.monotonic() < begun_s + pause_s and not self._given.stop():
                 time.sleep(_POLL_S)
-        return self._summary()
-
-    def _summary(self) -> AggregateSummary:
-        table = StatesTable.open(self.into)
-        totals = table.totals() if table is not None else Totals()
-        return AggregateSummary(
-            into=self.into.address,
-            reducer=self._given.reducer,
-            **totals._asdict(),
-            **self._published._asdict(),
-        )
+        left = StatesTable.open(self._into)
+        return self._whole.summary(left.totals() if left is not None else Totals())
 
     # Start
 
     def look(self) -> _Found:
         """Return the situation; raise if this job cannot continue from it. Changes nothing."""
-        into, topics = self.into.address, self._topics
-        table = StatesTable.open(self.into)
+        into, topics = self._into.address, self._topics
+        table = StatesTable.open(self._into)
         covered = table.covered() if table is not None else Covered(set(), {})
         ends = self._lake_ends()
         states = find_topics(self._log, topics)
@@ -185,28 +150,20 @@ class _Stream:
         return _Found(table, covered.ends | begin.at, new or _has_lost(ends, begin.lost))
 
     def _lake_ends(self) -> Positions:
-        return list_lake(self.lake)[1] if self.lake is not None else {}
+        return list_lake(self._whole.lake)[1] if self._whole.lake is not None else {}
 
     def _begin(self, runner: TaskRunner) -> StatesTable:
         """Take everything from the table, which is first made if it is missing or behind the lake."""
-        given, found = self._given, self.look()
+        found = self.look()
         if found.table is None or found.is_behind:
-            whole = Aggregate(
-                into=self.into,
-                plan=plan_of(self.lake, self._topics, self._source, given.task_bytes),
-                topics=self._topics,
-                reducer=given.reducer,
-                points=given.points,
-                progress=None,
-            )
-            done = whole.run(runner, self._told)
-            self._count(Published(done.published, done.refused, done.first_refusal))
+            self._whole.replace(runner, self._whole.plan())
             found = self.look()
             assert found.table is not None
         else:
             found.table.sweep()
             # An earlier run may have been killed after its commit and before it published.
-            self._publish(runner, [StatesFile(path, 0, rows) for path, rows in found.table.rows()])
+            files = [StatesFile(path, 0, rows) for path, rows in found.table.rows()]
+            self._whole.publish(runner, files)
         self._at = found.at
         self._buckets, self._files = found.table.buckets()
         self._buckets = self._buckets or BUCKETS_MIN
@@ -220,7 +177,7 @@ class _Stream:
         """Fold the next records of the log; return False if there are none."""
         states = find_topics(self._log, self._topics)
         known = _continued(self._at, states)
-        begin = export_plan.begin(self._log, states, known, (), table=self.into.address)
+        begin = export_plan.begin(self._log, states, known, (), table=self._into.address)
         if begin.lost and _has_lost(self._lake_ends(), begin.lost):
             self._table = None  # the next start reads the lake first
             return True
@@ -228,54 +185,34 @@ class _Stream:
         ends = limit_bytes(self._log, begin.at, states, self._given.batch_bytes)
         ranges = ranges_between(begin.at, ends)
         if ranges:
-            self._fold(runner, table, ranges)
+            self._fold(runner, table, states, ranges)
             self._at |= {one.topic: one.end for one in ranges}
         return bool(ranges)
 
-    def _fold(self, runner: TaskRunner, table: StatesTable, ranges: Sequence[LogRange]) -> None:
-        given = self._given
-        buckets = Buckets.of(self._buckets, (one.topic for one in ranges))
-        works = [
-            PiecesWork(
-                reducer=given.reducer,
-                buckets=buckets,
-                topics=self._topics,
-                lake=None,
-                files=(),
-                place=self._source.place,
-                ranges=part,
-                points=self._points,
-            )
+    def _fold(
+        self, runner: TaskRunner, table: StatesTable, states: States, ranges: Sequence[LogRange]
+    ) -> None:
+        here = self._given.points.here
+        inputs = [
+            Input(ranges=part, memory={one.topic for one in part if not states[one.topic].is_kept})
             for part in parts_of(self._log, ranges, self._source)
         ]
-        work = BucketsWork(
-            into=self.into,
-            number=self._number,
-            buckets=buckets,
-            old={one: self._files[one] for one in buckets.changed if one in self._files},
-            reducer=given.reducer,
-            directory=here(),
-            points=self._points,
-        )
-        folded = fold_buckets(runner, works, work)
+        buckets = Buckets.of(self._buckets, (one.topic for one in ranges))
+        old = {one: self._files[one] for one in buckets.changed if one in self._files}
+        folded = self._whole.fold(runner, inputs, buckets, self._number, old)
         if not folded:
             return
-        self._points.here("merged")
-        replaced = [path for one in folded for path in self._files.get(one.bucket, ())]
+        here("merged")
+        replaced = [path for one in folded for path in old.get(one.bucket, ())]
         if not table.update(APP, self._number, [one.file for one in folded], replaced):
-            raise already_committed(self.into, self._number)
-        self._points.here("committed")
+            raise self._whole.already_committed(self._number)
+        here("committed")
         self._number += 1
         self._files |= {one.bucket: [one.file.path] for one in folded}
         self._forget(replaced)
-        self._publish(runner, [one.file._replace(rows=one.topics) for one in folded])
-        self._points.here("done")
-
-    def _publish(self, runner: TaskRunner, files: Iterable[StatesFile]) -> None:
-        self._count(publish_all(runner, self._told, self.into, files))
-
-    def _count(self, published: Published) -> None:
-        self._published = Published.together(self._published, published)
+        changed = [one.file._replace(rows=one.changed.topics) for one in folded]
+        self._whole.publish(runner, changed)
+        here("done")
 
     def _forget(self, paths: list[str]) -> None:
         """Delete replaced files after a delay.
@@ -285,10 +222,10 @@ class _Stream:
         now = time.monotonic()
         self._over.append((now, paths))
         while self._over[0][0] < now - _READABLE_S:
-            self.into.delete(self._over.popleft()[1])
+            self._into.delete(self._over.popleft()[1])
 
 
-def _continued(known: Positions, states: dict[str, TopicState]) -> Positions:
+def _continued(known: Positions, states: States) -> Positions:
     """Return the positions without topics of durability memory that have begun anew, with a new epoch."""
     return {
         name: at

@@ -21,6 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from headrace.errors import OptionError
+from headrace.lake.format import LakeError, Shape
+from headrace.lake.storage.storage import Storage
 from headrace.model import legacy_name
 from headrace.payload.json_limits import BadJSONError, decode_json
 
@@ -56,6 +59,35 @@ class Key(NamedTuple):
     @property
     def text(self) -> str:
         return f"{self.kind} {self.name}".rstrip()
+
+
+def key_of(column: str, json_path: str, *, payload: bool) -> Key:
+    given = [
+        *([Key(KeyKind.COLUMN, column)] if column else []),
+        *([Key(KeyKind.JSON, json_path)] if json_path else []),
+        *([Key(KeyKind.PAYLOAD)] if payload else []),
+    ]
+    if len(given) != 1:
+        raise OptionError("say what identifies a row: a column, a JSON path, or the payload")
+    if json_path:
+        try:
+            parse_path(json_path)
+        except ValueError as error:
+            raise OptionError(str(error)) from None
+    return given[0]
+
+
+def check_column(key: Key, shape: Shape, lake: Storage) -> None:
+    if key.kind is not KeyKind.COLUMN or key.name == "payload":
+        return
+    if key.name not in shape.decoded.names:
+        names = ", ".join(["payload", *shape.decoded.names])
+        raise LakeError(
+            f"{lake.address} has no column {key.name!r} that could identify rows: use one of {names}"
+        )
+    kind = shape.decoded.field(key.name).type
+    if pa.types.is_nested(kind):
+        raise LakeError(f"column {key.name!r} holds nested values: name one of a plain type")
 
 
 def identities(key: Key, column: pa.Array) -> pa.BinaryArray:

@@ -47,12 +47,19 @@ from headrace.reader.http_client import HttpClient
 from headrace.reader.planning import (
     SourceOptions,
     TopicSelection,
-    despite_loss,
     find_topics,
     groups,
     parts_of,
 )
-from headrace.reader.view import DamagedRange, LogLocation, LogRange, LogView, open_log, parse_place
+from headrace.reader.view import (
+    DamagedRange,
+    LogLocation,
+    LogRange,
+    LogView,
+    despite_loss,
+    open_log,
+    parse_place,
+)
 
 _TASK_BYTES = 256 << 20
 """Bytes of the log or of lake files per task. A task reads only a thousandth of its part of the log."""
@@ -345,7 +352,7 @@ def _runs(work: Work, damaged: list[DamagedRange]) -> Iterator[Runs]:
         for one in work.ranges:
             # A report shows the records that are there: retention may delete some while it is made.
             yield from despite_loss(
-                one, work.source, lambda rest: _runs_of_range(log, rest, damaged)
+                one, work.source.leave_out, lambda rest: _runs_of_range(log, rest, damaged)
             )
 
 
