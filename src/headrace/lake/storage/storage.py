@@ -369,10 +369,11 @@ def make_directory(path: Path) -> None:
     """Create the directory and its parents, and fsync each parent."""
     if path.is_dir():
         return
-    if path.exists():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
     make_directory(path.parent)
-    path.mkdir(exist_ok=True)
+    try:
+        path.mkdir(exist_ok=True)  # another process may create it too
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
     sync(path.parent)
 
 
