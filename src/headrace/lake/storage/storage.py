@@ -375,10 +375,10 @@ def make_directory(path: Path) -> None:
     if path.is_dir():
         return
     make_directory(path.parent)
-    with suppress(FileExistsError):
-        path.mkdir()
-    if not path.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
+    try:
+        path.mkdir(exist_ok=True)
+    except FileExistsError:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path)) from None
     sync(path.parent)
 
 
