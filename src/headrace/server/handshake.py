@@ -17,7 +17,7 @@ from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
-from headrace.server.listeners import http_answer
+from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -201,6 +201,8 @@ class Handshake(asyncio.Protocol):
         headers = {}
         if isinstance(refusal, _Answer):
             headers = refusal.headers
+        elif str(refusal) == TLS_ON_PLAIN_PORT:
+            self._refused(str(refusal))
         else:
             self._door.shared.request_refused(peer_name(self._transport), str(refusal))
         self._answered = True

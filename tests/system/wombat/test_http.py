@@ -293,15 +293,20 @@ def test_what_is_not_http_is_refused_or_closed(
     assert dial().alive()
 
 
-def test_tls_is_recognised_and_logged_as_on_the_http_listener(start: Start) -> None:
+def test_what_is_not_http_is_told_and_counted_as_on_the_http_listener(start: Start) -> None:
     server = start()
-    hello = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
-    for count, address in enumerate((server.ws, server.http), 1):
-        with socket.create_connection(address, timeout=30) as connection:
-            connection.sendall(hello)
-            assert b"this is TLS, and the port is plain" in connection.recv(1000)
-        assert metrics(server)["headrace_http_requests_refused_total"] == count
-    assert "request refused, this is TLS" in server.stderr
+    tls = b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(500)
+    for address in (server.ws, server.http):
+        for sent, told in (
+            (tls, b"this is TLS, and the port is plain"),
+            (b"hi\r\n", b"not an HTTP request"),
+        ):
+            with socket.create_connection(address, timeout=30) as connection:
+                connection.sendall(sent)
+                assert told in connection.recv(1000)
+    counts = metrics(server)
+    assert counts["headrace_connections_refused_total"] == 1, "TLS on the WebSocket listener"
+    assert counts["headrace_http_requests_refused_total"] == 3
 
 
 @pytest.mark.parametrize(
