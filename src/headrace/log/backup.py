@@ -480,10 +480,9 @@ def _revoke(copy: Layout, old: Catalogue) -> Revoked:
         notes = [(one.key,) for one in restored.notes() if old.note(one.key) is None]
         restored.drop(NoteRow, notes)
         named = {copy.segment(row.topic_id, row.base) for row in restored.all_segments()}
-    for suffix in (".log", ".idx"):
-        for file in list(copy.files(suffix)):
-            if file.path.with_suffix(".log") not in named:
-                _disk.unlink(file.path)
+    for file in list(copy.files()):
+        if file.path.with_suffix(".log") not in named:
+            _disk.unlink(file.path)
     return Revoked(destroyed, trimmed, len(cursors), len(notes))
 
 

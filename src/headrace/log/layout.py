@@ -62,8 +62,8 @@ class Layout:
     def staged_file(self, staged_id: str) -> Path:
         return self.staged / staged_id
 
-    def files(self, suffix: str) -> Iterator[SegmentFile]:
-        """Yield every segment (`.log`) or index (`.idx`) file, whether or not the catalogue knows it."""
+    def files(self, suffix: str = "") -> Iterator[SegmentFile]:
+        """Yield every segment (`.log`) and index (`.idx`) file, whether or not the catalogue knows it."""
         for number in range(SEGMENT_DIRECTORIES):
             with os.scandir(self.segments / f"{number:02x}") as found:
                 for entry in found:

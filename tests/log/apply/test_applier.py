@@ -83,7 +83,7 @@ class Directory:
         return found
 
     def names(self) -> set[str]:
-        return {file.path.name for suffix in (".log", ".idx") for file in self.layout.files(suffix)}
+        return {file.path.name for file in self.layout.files()}
 
     def records(self) -> dict[bytes, list[tuple[int, int, bytes]]]:
         """Return offset, ordinal and payload of every readable record, by topic."""

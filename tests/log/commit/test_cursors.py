@@ -11,6 +11,7 @@ from headrace.log.records import pack_record
 from headrace.log.store import CURSORS_SET_MAX, Lag
 from headrace.log.verify.verify import verify
 from headrace.model import JUMP, Position, Span
+from tests.fakes.disk import flip
 from tests.log.recovery.test_recovery import Journal
 
 
@@ -158,7 +159,7 @@ def test_cursors_of_a_last_frame_that_is_damaged_elsewhere_count(open_store):
     kinds = [entry.kind for entry in frame.entries]
     assert kinds == [journal.NAMES, journal.APPEND, journal.CURSOR]
     names = len(encode_entry(*frame.entries[0], seed=0))
-    Journal(store).flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
+    flip(path, position + FRAME_HEAD_BYTES + names + ENTRY_HEADER_BYTES + 5)
     store = open_store()
     assert listed(store) == {("topic", "a"): end}
 

@@ -8,7 +8,7 @@ checksum, so that a damaged row is noticed and not used. Elsewhere: the meaning 
 import shutil
 import sqlite3
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 from operator import attrgetter
@@ -37,6 +37,7 @@ from headrace.log.catalogue.rows import (
     TopicRow,
     checksum,
     present,
+    row_key,
 )
 from headrace.log.disk import Disk
 from headrace.log.store import NOTE_KEY_BYTES_MAX
@@ -58,8 +59,6 @@ _SCHEMA = "SELECT type, name, tbl_name, sql FROM sqlite_master"
 _encode = msgspec.msgpack.encode
 _OLD = tuple(prefix.encode() for prefix in OLD_PREFIXES)
 _OLD_OR_RESERVED = (*_OLD, *RESERVED)
-
-_Named = TopicRow | TombstoneRow | CursorRow | ProducerRow
 
 
 class DamagedCatalogueError(DataDirectoryError):
@@ -158,15 +157,13 @@ class Catalogue:
     def _rename(self) -> None:
         """Give all rows the present names of their topics."""
         topics = [row for row in self._raw(TopicRow) if row.name.startswith(_OLD)]
-        self._replace("topics", topics, [present(row) for row in topics])
+        self._replace(topics, [present(row) for row in topics])
         # Ordinary topics with a reserved name were deleted before. Cursors and producers that are left of
         # them must not become positions in a channel.
         cursors = [row for row in self._raw(CursorRow) if row.name.startswith(_OLD_OR_RESERVED)]
-        kept = [present(row) for row in cursors if row.name.startswith(_OLD)]
-        self._replace("cursors", cursors, kept)
+        self._replace(cursors, [present(row) for row in cursors if row.name.startswith(_OLD)])
         producers = [row for row in self._raw(ProducerRow) if row.name.startswith(_OLD_OR_RESERVED)]
-        numbers = [present(row) for row in producers if row.name.startswith(_OLD)]
-        self._replace("producers", producers, numbers)
+        self._replace(producers, [present(row) for row in producers if row.name.startswith(_OLD)])
         graves = [row for row in self._raw(TombstoneRow) if row.name.startswith(_OLD_OR_RESERVED)]
         merged: dict[bytes, TombstoneRow] = {}
         for row in map(present, graves):
@@ -175,11 +172,12 @@ class Catalogue:
             merged[row.name] = TombstoneRow(row.name, *map(max, known, row[1:]))
         for topic in topics:
             merged.pop(present(topic).name, None)  # the name is in use again
-        self._replace("tombstones", graves, merged.values())
+        self._replace(graves, merged.values())
 
-    def _replace(self, table: str, old: Iterable[_Named], new: Collection[R]) -> None:
-        """Replace rows, which are found by their topics' names, by other rows."""
-        self._db.executemany(f"DELETE FROM {table} WHERE name = ?", {(row.name,) for row in old})
+    def _replace(self, old: Sequence[R], new: Collection[R]) -> None:
+        """Replace rows of one kind by others."""
+        for row in old:
+            self.drop(type(row), [row_key(row)])
         self.put(new)
 
     def _add(self, *versions: int) -> None:

@@ -5,17 +5,16 @@ catalogue for everything older. When a journal file is applied, the tables forge
 The tables write nothing themselves.
 """
 
-from bisect import bisect_left
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, merge
-from itertools import islice
+from itertools import islice, takewhile
 from operator import attrgetter
 from weakref import WeakValueDictionary
 
 import msgspec
-from sortedcontainers import SortedList
+from sortedcontainers import SortedDict, SortedList
 
 from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
@@ -149,13 +148,15 @@ class Cursors:
     """All cursors, read from the catalogue at the start and changed when a commit is durable.
 
     Listing cursors, or finding out which records retention must keep, needs no disk access. A cursor belongs
-    to the topic's name and so outlives the topic.
+    to the topic's name and so outlives the topic. Both tables are in order: strings sort by code point, which
+    is also their UTF-8 order.
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self._by_topic: dict[str, dict[str, Cursor]] = {}
-        self._by_reader: dict[str, dict[str, Cursor]] = {}
-        self._count = 0
+        self._by_topic = SortedDict()
+        """Cursors by topic and reader."""
+        self._by_reader = SortedDict()
+        """The same cursors by reader and topic."""
         self._asked: set[tuple[str, str]] = set()
         """Topic and reader of new cursors whose commit is not durable yet."""
         for row in catalogue.cursors():
@@ -164,38 +165,26 @@ class Cursors:
 
     def reserve(self, reader: str, topics: Collection[str]) -> None:
         """Reserve room for a reader's new cursors before their commit; raise TooManyCursorsError if full."""
-        known = self._by_reader.get(reader, {})
-        new = {(topic, reader) for topic in topics if topic not in known} - self._asked
-        if self._count + len(self._asked) + len(new) > CURSORS_MAX:
+        keys = {(topic, reader) for topic in topics}
+        new = {key for key in keys if key not in self._by_topic} - self._asked
+        count = len(self._by_topic)
+        if count + len(self._asked) + len(new) > CURSORS_MAX:
             raise TooManyCursorsError(
-                f"there are {self._count} cursors, and no more than {CURSORS_MAX} are kept: "
+                f"there are {count} cursors, and no more than {CURSORS_MAX} are kept: "
                 "drop those of readers that are gone"
             )
         self._asked |= new
 
     def put(self, cursor: Cursor) -> None:
         """Store a cursor whose commit is durable."""
-        readers = self._by_topic.setdefault(cursor.topic, {})
-        self._count += cursor.reader not in readers
-        readers[cursor.reader] = cursor
-        self._by_reader.setdefault(cursor.reader, {})[cursor.topic] = cursor
-        self._asked.discard((cursor.topic, cursor.reader))
+        topic, reader, *_ = cursor
+        self._by_topic[topic, reader] = self._by_reader[reader, topic] = cursor
+        self._asked.discard((topic, reader))
 
     def drop(self, topic: str, reader: str) -> None:
         """Remove a cursor after the commit that drops it is durable."""
-        if self.get(topic, reader) is None:
-            return
-        self._count -= 1
-        for index, first, second in (
-            (self._by_topic, topic, reader),
-            (self._by_reader, reader, topic),
-        ):
-            del index[first][second]
-            if not index[first]:
-                del index[first]
-
-    def get(self, topic: str, reader: str) -> Cursor | None:
-        return self._by_topic.get(topic, {}).get(reader)
+        self._by_topic.pop((topic, reader), None)
+        self._by_reader.pop((reader, topic), None)
 
     def list(
         self,
@@ -206,27 +195,24 @@ class Cursors:
         limit: int,
     ) -> list[Cursor]:
         if topic is not None and reader is not None:
-            one = self.get(topic, reader)
+            one = self._by_topic.get((topic, reader))
             found: Iterable[Cursor] = [one] if one is not None else []
-        elif topic is not None:
-            found = _sorted(self._by_topic.get(topic, {}))
         elif reader is not None:
-            found = _sorted(self._by_reader.get(reader, {}))
+            # No name is empty, so every cursor of the reader comes after this key.
+            cursors = _from(self._by_reader, (reader, after[0]))
+            found = takewhile(lambda one: one.reader == reader, cursors)
+        elif topic is not None:
+            cursors = _from(self._by_topic, max(after, (topic, "")))
+            found = takewhile(lambda one: one.topic == topic, cursors)
         else:
-            found = self._all(after[0])
+            found = _from(self._by_topic, after)
         return list(
             islice((one for one in found if (one.topic, one.reader) > after), max(0, limit))
         )
 
-    def _all(self, first: str) -> Iterator[Cursor]:
-        topics = sorted(self._by_topic)
-        for topic in topics[bisect_left(topics, first) :]:
-            yield from _sorted(self._by_topic[topic])
 
-
-def _sorted(cursors: dict[str, Cursor]) -> Iterator[Cursor]:
-    """Return the cursors by name: strings sort by code point, which is also their UTF-8 order."""
-    return (cursors[name] for name in sorted(cursors))
+def _from(cursors: "SortedDict[tuple[str, str], Cursor]", key: tuple[str, str]) -> Iterator[Cursor]:
+    return map(cursors.__getitem__, cursors.irange(key))
 
 
 class Notes:

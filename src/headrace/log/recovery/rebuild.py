@@ -109,9 +109,7 @@ def _open_sound(layout: Layout) -> Catalogue:
 
 
 def _is_empty(layout: Layout) -> bool:
-    return not any(map(read_header, layout.journal_files())) and not any(
-        next(layout.files(suffix), None) for suffix in (".idx", ".log")
-    )
+    return not any(map(read_header, layout.journal_files())) and not any(layout.files())
 
 
 def is_reserved(name: bytes) -> bool:
@@ -419,12 +417,11 @@ def _set_aside(path: Path, disk: Disk) -> None:
 
 def _set_aside_segments(layout: Layout, disk: Disk, known: set[tuple[int, int]]) -> Iterator[str]:
     """Move unknown files to the quarantine: they may hold records that are not in the journal."""
-    for suffix in (".log", ".idx"):
-        for file in layout.files(suffix):
-            if (file.topic_id, file.base) not in known and file.size:
-                disk.make_directory(layout.quarantine)
-                disk.rename(file.path, layout.quarantine / file.path.name)
-                yield f"{file.path.name} belongs to no known topic: kept in quarantine"
+    for file in layout.files():
+        if (file.topic_id, file.base) not in known and file.size:
+            disk.make_directory(layout.quarantine)
+            disk.rename(file.path, layout.quarantine / file.path.name)
+            yield f"{file.path.name} belongs to no known topic: kept in quarantine"
 
 
 def _read_index(file: SegmentFile, data: bytes) -> tuple[Header | None, SegmentRow | None]:

@@ -164,7 +164,7 @@ def _quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
 def _repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:
     """Make files and catalogue consistent; return reports for an operator."""
     reports: list[str] = []
-    sizes = {file.path: file.size for suffix in (".log", ".idx") for file in layout.files(suffix)}
+    sizes = {file.path: file.size for file in layout.files()}
     repaired: list[SegmentRow] = []
     for segment in catalogue.all_segments():
         path = layout.segment(segment.topic_id, segment.base)
