@@ -262,13 +262,13 @@ def _limit(
 def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, int]]:
     """Yield the share of each topic: small backlogs completely, large ones in equal shares."""
     left = total_max
-    waiting = sorted(backlog.items(), key=lambda item: item[1])
-    while waiting and waiting[0][1] <= left // len(waiting):
-        name, size = waiting.pop(0)
+    waiting = sorted(backlog.items(), key=lambda item: item[1], reverse=True)
+    while waiting and waiting[-1][1] <= left // len(waiting):
+        name, size = waiting.pop()
         left -= size
         yield name, size
     # The largest backlogs come first. A topic that gets nothing now grows until it is among the largest.
-    cut = waiting[-CUT_TOPICS_MAX:][::-1][: max(1, left)]
+    cut = waiting[:CUT_TOPICS_MAX][: max(1, left)]
     for number, (name, size) in enumerate(cut):
         share = min(size, left // (len(cut) - number))
         if share:
