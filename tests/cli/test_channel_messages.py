@@ -78,7 +78,7 @@ def test_a_processor_learns_what_it_missed(monkeypatch, capsys, messages, words)
     joined = {"missed": {"messages": messages, "reason": "trimmed"}}
     answers = {"/v1/channel/join": joined, "/v1/channel/messages": {"messages": [], "more": False}}
     monkeypatch.setattr(channel_messages, "request", lambda api, method, path, **_: answers[path])
-    member = channel_messages.Member("doc/1", "reader")
+    member = channel_messages.MemberFlags("doc/1", "reader")
     channel_messages._print(member, None, until_end=True, leave=False, as_json=False)
     assert capsys.readouterr().err == f"headrace: channel doc/1: missed {words}: trimmed\n"
 

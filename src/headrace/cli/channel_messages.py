@@ -42,7 +42,7 @@ Leave = Annotated[
 ]
 
 
-class Member(NamedTuple):
+class MemberFlags(NamedTuple):
     """One processor of one channel, as the command line names it, and its requests."""
 
     name: Name
@@ -106,7 +106,7 @@ class Member(NamedTuple):
 
 
 def send(
-    member: Member,
+    member: MemberFlags,
     data: Annotated[
         str | None,
         argument("DATA", "One message; `-` or nothing reads standard input, each line a message."),
@@ -147,7 +147,7 @@ def send(
 
 
 def follow(
-    member: Member,
+    member: MemberFlags,
     count: Count = None,
     until_end: Annotated[
         bool, option("--until-end", "End where the channel ends now, as `fetch` does.")
@@ -170,7 +170,7 @@ def follow(
 
 
 def fetch(
-    member: Member,
+    member: MemberFlags,
     count: Count = None,
     leave: Leave = False,
     as_json: MessageJson = False,
@@ -187,7 +187,7 @@ def fetch(
 
 
 def _print(
-    member: Member, count: int | None, *, until_end: bool, leave: bool, as_json: bool
+    member: MemberFlags, count: int | None, *, until_end: bool, leave: bool, as_json: bool
 ) -> None:
     printer = _Printer(member, count, as_json=as_json)
     try:
@@ -203,7 +203,7 @@ def _print(
 
 
 class _Printer:
-    def __init__(self, member: Member, count: int | None, *, as_json: bool) -> None:
+    def __init__(self, member: MemberFlags, count: int | None, *, as_json: bool) -> None:
         self._member = member
         self._left = count
         self._as_json = as_json

@@ -20,8 +20,8 @@ from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.pipeline.aggregate import tasks
 from headrace.pipeline.aggregate.fold import NOTHING, Needs, Piece, load_reducer, message_of
 from headrace.pipeline.aggregate.tasks import (
+    FoldInput,
     FoldRun,
-    Input,
     fold_buckets,
     joined,
     letter_of,
@@ -102,7 +102,7 @@ def aggregated(
         old={},
         points=Points(),
     )
-    folded = fold_buckets(LocalRunner(), run, [Input(files=files) for files in inputs])
+    folded = fold_buckets(LocalRunner(), run, [FoldInput(files=files) for files in inputs])
     assert [one.bucket for one in folded] == list(range(BUCKETS))
     rows = (row for one in folded for row in read_states(into.file(one.file.path), COLUMNS))
     return {row["topic"]: row for row in rows}

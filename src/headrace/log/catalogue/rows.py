@@ -168,7 +168,7 @@ def checksum(row: tuple[object, ...]) -> int:
     return crc32c(msgspec.msgpack.encode(row))
 
 
-class Table(NamedTuple):
+class CatalogueTable(NamedTuple):
     name: str
     keys: int
     """Number of leading columns that are the key of a row."""
@@ -176,15 +176,15 @@ class Table(NamedTuple):
     """Columns that together grow with every change of a row."""
 
 
-TABLES: dict[type[Any], Table] = {
-    TopicRow: Table("topics", 1, ("end_offset", "start_offset", "epoch")),
-    SegmentRow: Table("segments", 2, ("end", "rows")),
-    TombstoneRow: Table("tombstones", 1, ("ms",)),
-    CursorRow: Table("cursors", 2, ("ms",)),
-    ProducerRow: Table("producers", 2, ("last", "ms")),
-    MetaRow: Table("meta", 1, ()),
-    BatchRow: Table("batches", 2, ("file", "position")),
-    NoteRow: Table("notes", 1, ("ms",)),
+TABLES: dict[type[Any], CatalogueTable] = {
+    TopicRow: CatalogueTable("topics", 1, ("end_offset", "start_offset", "epoch")),
+    SegmentRow: CatalogueTable("segments", 2, ("end", "rows")),
+    TombstoneRow: CatalogueTable("tombstones", 1, ("ms",)),
+    CursorRow: CatalogueTable("cursors", 2, ("ms",)),
+    ProducerRow: CatalogueTable("producers", 2, ("last", "ms")),
+    MetaRow: CatalogueTable("meta", 1, ()),
+    BatchRow: CatalogueTable("batches", 2, ("file", "position")),
+    NoteRow: CatalogueTable("notes", 1, ("ms",)),
 }
 R = TypeVar(
     "R", TopicRow, SegmentRow, TombstoneRow, CursorRow, ProducerRow, MetaRow, BatchRow, NoteRow

@@ -22,7 +22,7 @@ from headrace.lake.storage.storage import Storage, storage_of
 from headrace.model import CHANNEL_PREFIX
 from headrace.pipeline import tasks
 from headrace.pipeline.aggregate.fold import load_reducer
-from headrace.pipeline.aggregate.tasks import FoldedBucket, FoldRun, Input, fold_buckets
+from headrace.pipeline.aggregate.tasks import FoldedBucket, FoldInput, FoldRun, fold_buckets
 from headrace.pipeline.export import plan as export_plan
 from headrace.pipeline.job import (
     JobArguments,
@@ -120,7 +120,7 @@ def check_named(topics: TopicSelection, known: Collection[str]) -> None:
 class AggregatePlan(NamedTuple):
     """Input of a run over everything."""
 
-    inputs: list[Input]
+    inputs: list[FoldInput]
     topics: set[str]
     bytes: int
 
@@ -159,7 +159,7 @@ class Aggregation:
         files, ends = list_lake(self.lake) if self.lake is not None else ({}, {})
         size = max(_TASK_BYTES_MIN, sum(files.values()) // _TASKS)
         size = min(self._given.task_bytes, size)
-        inputs = [Input(files=some) for some in groups(sorted(files), files.__getitem__, size)]
+        inputs = [FoldInput(files=some) for some in groups(sorted(files), files.__getitem__, size)]
         names = {name for name in ends if self.topics.matches(name)}
         if self.source is not None:
             with closing(open_log(self.source.place)) as log:
@@ -167,7 +167,7 @@ class Aggregation:
                 behind = export_plan.begin(log, states, ends, ()).at
                 last = {name: state.end for name, state in states.items()}
                 parts = parts_of(log, ranges_between(behind, last), self.source)
-            inputs += [Input(ranges=part) for part in parts]
+            inputs += [FoldInput(ranges=part) for part in parts]
             names |= states.keys()
         ranges = (part for one in inputs for part in one.ranges)
         return AggregatePlan(inputs, names, sum(files.values()) + sum(one.bytes for one in ranges))
@@ -194,7 +194,7 @@ class Aggregation:
     def fold(
         self,
         runner: TaskRunner,
-        inputs: Sequence[Input],
+        inputs: Sequence[FoldInput],
         buckets: Buckets,
         number: int,
         old: Mapping[int, Sequence[str]],

@@ -33,7 +33,7 @@ from headrace.pipeline.aggregate.job import (
     lake_of,
     log_of,
 )
-from headrace.pipeline.aggregate.tasks import Input
+from headrace.pipeline.aggregate.tasks import FoldInput
 from headrace.pipeline.export import plan as export_plan
 from headrace.pipeline.export.plan import States
 from headrace.pipeline.job import job, list_lake
@@ -194,7 +194,9 @@ class _Stream:
     ) -> None:
         here = self._given.points.here
         inputs = [
-            Input(ranges=part, memory={one.topic for one in part if not states[one.topic].is_kept})
+            FoldInput(
+                ranges=part, memory={one.topic for one in part if not states[one.topic].is_kept}
+            )
             for part in parts_of(self._log, ranges, self._source)
         ]
         buckets = Buckets.of(self._buckets, (one.topic for one in ranges))

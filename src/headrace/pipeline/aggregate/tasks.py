@@ -76,7 +76,7 @@ class FoldRun(NamedTuple):
     points: Points
 
 
-class Input(NamedTuple):
+class FoldInput(NamedTuple):
     """Input of one task."""
 
     files: Sequence[str] = ()
@@ -96,7 +96,7 @@ class FoldedBucket(NamedTuple):
 
 
 def fold_buckets(
-    runner: TaskRunner, run: FoldRun, inputs: Sequence[Input], progress: Progress | None = None
+    runner: TaskRunner, run: FoldRun, inputs: Sequence[FoldInput], progress: Progress | None = None
 ) -> list[FoldedBucket]:
     """Read pieces and fold them in one job; return the new files of the buckets that have changed."""
     if not run.buckets.changed:
@@ -124,7 +124,7 @@ def _check_is_here(file: LakeFile, size: int) -> None:
 # Lake and log → pieces by bucket
 
 
-def send_pieces(run: FoldRun, given: Input) -> Letters:
+def send_pieces(run: FoldRun, given: FoldInput) -> Letters:
     """Yield pieces as letters, and before them the topics of the log that are read.
 
     With the topic goes the epoch that its state must have at least.
@@ -138,7 +138,7 @@ def send_pieces(run: FoldRun, given: Input) -> Letters:
     run.points.here("reading")
 
 
-def _pieces(run: FoldRun, given: Input) -> Iterator[Piece]:
+def _pieces(run: FoldRun, given: FoldInput) -> Iterator[Piece]:
     needs = needs_of(run.reducer)
     is_wanted = cache(run.topics.matches)
     for path in given.files:

@@ -236,7 +236,7 @@ class _Dedupe:
 
     def _tasks(self, new: dict[str, int], buckets: int) -> _Found:
         works = list(enumerate(groups(new, new.__getitem__, self.given.task_bytes)))
-        run = Run(
+        run = DedupeRun(
             lake=self.lake,
             topics=self.topics,
             note=self.into.file(note_path(self.last)) if self.last.number >= 0 else None,
@@ -293,7 +293,7 @@ def new_rows(end: Position, covered: int) -> int:
 # Common parts of the tasks
 
 
-class Run(NamedTuple):
+class DedupeRun(NamedTuple):
     """A run, as its tasks know it."""
 
     lake: Storage
@@ -352,7 +352,7 @@ class DedupeFile(NamedTuple):
     """True if nothing is left to read after this run is committed."""
 
 
-def stage(run: Run, work: tuple[int, list[str]]) -> Letters:
+def stage(run: DedupeRun, work: tuple[int, list[str]]) -> Letters:
     task, files = work
     starts = run.starts()
     place = task << _TASK_SHIFT
@@ -392,7 +392,7 @@ def stage(run: Run, work: tuple[int, list[str]]) -> Letters:
     run.points.here("staging")
 
 
-def _rows(chosen: Chosen, run: Run, place: int) -> Rows:
+def _rows(chosen: Chosen, run: DedupeRun, place: int) -> Rows:
     found = identities(run.key, chosen.columns[run.key.column])
     has_key = found.is_valid().to_numpy(zero_copy_only=False)
     topics, which = [topic_hash(name) for name in chosen.topics], chosen.which[has_key]
@@ -428,7 +428,7 @@ class DecidedBucket(NamedTuple):
     dropped: int
 
 
-def decide_bucket(run: Run, number: int, letters: Letters) -> Letters:
+def decide_bucket(run: DedupeRun, number: int, letters: Letters) -> Letters:
     gathered: list[Rows] = []
     for letter in letters:
         if letter.key == _ROWS:
@@ -447,7 +447,7 @@ def decide_bucket(run: Run, number: int, letters: Letters) -> Letters:
     yield _result(decided)
 
 
-def _read_keys(run: Run, number: int) -> Rows:
+def _read_keys(run: DedupeRun, number: int) -> Rows:
     # There are at least as many buckets as before, and each is a part of one of those.
     path = run.known[number % len(run.known)].path if run.known else ""
     found = [np.empty(0, KEY)]
@@ -459,7 +459,7 @@ def _read_keys(run: Run, number: int) -> Rows:
     return np.concatenate(found)
 
 
-def _write_keys(run: Run, number: int, keys: Rows) -> Bucket:
+def _write_keys(run: DedupeRun, number: int, keys: Rows) -> Bucket:
     """Write the bucket's keys; they are durable when this returns."""
     if not len(keys):
         return Bucket()
@@ -493,7 +493,7 @@ def _check_shared(into: Storage) -> None:
 # Files → kept rows
 
 
-def write(run: Run, task: int, letters: Letters) -> Letters:
+def write(run: DedupeRun, task: int, letters: Letters) -> Letters:
     files: list[DedupeFile] = []
     gathered = [np.empty(0, np.int64)]
     for letter in letters:
@@ -512,7 +512,7 @@ def write(run: Run, task: int, letters: Letters) -> Letters:
 
 
 def _write_group(
-    run: Run, task: int, files: Sequence[DedupeFile], dropped: Numbers
+    run: DedupeRun, task: int, files: Sequence[DedupeFile], dropped: Numbers
 ) -> list[WrittenFile]:
     name = f"{run.number:08}-{uuid.uuid4().hex[:12]}-{task:04}"
     columns = run.shape.columns
@@ -531,7 +531,9 @@ def _sorted(found: Iterable[pa.RecordBatch], columns: pa.Schema) -> Iterator[pa.
     yield from table.to_batches(ROW_GROUP_ROWS)
 
 
-def _kept(run: Run, files: Sequence[DedupeFile], dropped: Numbers) -> Iterator[pa.RecordBatch]:
+def _kept(
+    run: DedupeRun, files: Sequence[DedupeFile], dropped: Numbers
+) -> Iterator[pa.RecordBatch]:
     columns, starts = run.shape.columns, run.starts()
     for file in files:
         for chosen in read_chosen(run.lake.file(file.name), columns.names, starts):
