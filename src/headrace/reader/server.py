@@ -25,12 +25,13 @@ from headrace.reader.view import (
     TopicState,
 )
 
-_SMALL_BYTES = 64 << 10
 _TOTAL_BYTES = RANGES_BYTES_MAX // 2
 """Maximum total size of the parts in a request.
 
 The server's answer is larger than the parts, because it contains whole runs and their rows.
 """
+_SMALL_BYTES = _TOTAL_BYTES // 2
+"""Maximum size of a part that shares a request. A larger part takes two requests of its own, or more."""
 _ADDRESS_BYTES = 32 << 10
 """Maximum length of a request's address. Servers accept addresses of up to 64 KiB."""
 _NUMBERS_BYTES = 64
@@ -74,9 +75,6 @@ class FetchedParts:
 
     def _fetch(self, first: LogRange) -> None:
         parts = self._next(first)
-        # Batching a single part gains nothing.
-        if len(parts) == 1:
-            return
         query = {
             "topic": [one.topic for one in parts],
             "from": [one.start.offset for one in parts],

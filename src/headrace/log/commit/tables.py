@@ -153,15 +153,16 @@ class Cursors:
     """
 
     def __init__(self, catalogue: Catalogue) -> None:
-        self._by_topic = SortedDict()
+        found = [
+            Cursor(row.name.decode(), row.reader.decode(), Position(*row[2:5]), row.ms)
+            for row in catalogue.cursors()
+        ]
+        self._by_topic = SortedDict({(one.topic, one.reader): one for one in found})
         """Cursors by topic and reader."""
-        self._by_reader = SortedDict()
+        self._by_reader = SortedDict({(one.reader, one.topic): one for one in found})
         """The same cursors by reader and topic."""
         self._asked: set[tuple[str, str]] = set()
         """Topic and reader of new cursors whose commit is not durable yet."""
-        for row in catalogue.cursors():
-            at = Position(row.epoch, row.offset, row.ordinal)
-            self.put(Cursor(row.name.decode(), row.reader.decode(), at, row.ms))
 
     def reserve(self, reader: str, topics: Collection[str]) -> None:
         """Reserve room for a reader's new cursors before their commit; raise TooManyCursorsError if full."""
