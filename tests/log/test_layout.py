@@ -1,6 +1,8 @@
 """Layout of a data directory: file names describe their content, and only one server uses a directory."""
 
 import os
+import subprocess
+import time
 
 import pytest
 
@@ -68,6 +70,25 @@ def test_a_directory_belongs_to_one_server(layout, monkeypatch):
         layout.lock(Disk())
     os.close(lock)
     os.close(layout.lock(Disk()))
+
+
+def test_the_applier_of_a_dead_server_is_waited_for(layout, monkeypatch):
+    monkeypatch.setattr(layout_module, "_LOCK_ATTEMPTS", 1)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    lock = layout.lock(Disk())
+    os.pwrite(lock, b"%d\n" % ended.pid, 0)
+    os.truncate(lock, len(b"%d\n" % ended.pid))
+    waits = []
+
+    def wait(seconds):
+        waits.append(seconds)
+        if len(waits) == 5:
+            os.close(lock)  # the applier has noticed the end of its server
+
+    monkeypatch.setattr(time, "sleep", wait)
+    os.close(layout.lock(Disk()))
+    assert len(waits) == 5
 
 
 def test_a_path_that_is_no_directory_is_said_in_words(tmp_path):

@@ -21,9 +21,11 @@ LOCK_NAME = "lock"
 UNFINISHED_NAME = "headrace-unfinished"
 """Name of a file that marks a directory in which a backup or restore is running or was interrupted."""
 
-_LOCK_ATTEMPTS = 100
 _LOCK_RETRY_S = 0.02
-"""Two seconds are enough: the applier of a killed server releases the lock a moment after the server."""
+_LOCK_ATTEMPTS = 100
+"""Attempts while the server that has the lock lives: it may be about to end."""
+_ORPHAN_ATTEMPTS = 3000
+"""Attempts after its end: on a busy machine, the applier of a killed server may need seconds to notice."""
 
 
 class SegmentFile(NamedTuple):
@@ -103,22 +105,28 @@ class Layout:
             raise DataDirectoryError(
                 f"the data directory {self.root} cannot be written to: {error.strerror}"
             ) from error
-        for attempts_left in reversed(range(_LOCK_ATTEMPTS)):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if not attempts_left:
-                    holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
-                    disk.close(fd)
-                    raise DataDirectoryLockedError(
-                        f"another server (process {holder}) uses the data directory {self.root}: "
-                        "stop it, or choose another with --data-dir"
-                    ) from None
-                time.sleep(_LOCK_RETRY_S)
+        attempts = 0
+        while not _locked(fd):
+            attempts += 1
+            holder = os.pread(fd, 32, 0).decode(errors="replace").strip() or "unknown"
+            if attempts >= (_LOCK_ATTEMPTS if Path("/proc", holder).exists() else _ORPHAN_ATTEMPTS):
+                disk.close(fd)
+                raise DataDirectoryLockedError(
+                    f"another server (process {holder}) uses the data directory {self.root}: "
+                    "stop it, or choose another with --data-dir"
+                )
+            time.sleep(_LOCK_RETRY_S)
         disk.cut(fd, 0)
         disk.write(fd, [f"{os.getpid()}\n".encode()], 0)
         return fd
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def segment_of(name: str) -> tuple[int, int] | None:
