@@ -487,16 +487,16 @@ def _numbers(values: _Positions) -> pa.Array:
     return pa.array(values, pa.int64())
 
 
-def _of_parts(records: DecodedRecords, value: Callable[[LogRange], object]) -> pa.Array:
-    return pa.array(map(value, records.parts)).take(pa.array(records.which))
-
-
 _COLUMNS: dict[str, Callable[[DecodedRecords], pa.Array]] = {
-    "topic": lambda records: _of_parts(records, lambda part: part.topic),
+    "topic": lambda records: pa.array([part.topic for part in records.parts]).take(
+        pa.array(records.which)
+    ),
     "offset": lambda records: _numbers(records.offsets),
     "next_offset": lambda records: _numbers(records.offsets + np.diff(records.boundaries)),
     "ordinal": lambda records: _numbers(records.ordinals),
     "timestamp": lambda records: pa.array(records.ms * 1000, pa.timestamp("us", tz="UTC")),
     "payload": lambda records: records.payloads(),
-    "epoch": lambda records: _of_parts(records, lambda part: part.end.epoch),
+    "epoch": lambda records: _numbers(
+        np.array([part.end.epoch for part in records.parts], np.int64)[records.which]
+    ),
 }

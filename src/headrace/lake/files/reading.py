@@ -205,8 +205,8 @@ class _Check:
             if name in batch.schema.names  # files lack the columns that the table is partitioned by
         ]
         for is_right in (batch["payload"].is_valid(), *are_right):
-            wrong = pc.index(is_right.fill_null(False), False).as_py()
-            if wrong >= 0:
+            if is_right.null_count or not pc.all(is_right).as_py():
+                wrong = pc.index(is_right.fill_null(False), False).as_py()
                 raise self._error(ranges[which[wrong]], "rows are not in their places")
         records = records_of(batch["payload"])
         places = positions[cuts].tolist()

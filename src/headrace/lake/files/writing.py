@@ -208,7 +208,7 @@ class _File:
         """Add rows, which are exactly these pieces."""
         for one in pieces:
             self._note(one)
-        least, most = _statistics(rows)
+        least, most = _statistics(rows, [one.range.topic for one in pieces])
         self._least = Values(*_each(min, self._least, least)) if self._least else least
         self._most = Values(*_each(max, self._most, most)) if self._most else most
         self._file.add(rows, sum(len(one.data) for one in pieces))
@@ -240,15 +240,15 @@ def _each(choose: Any, one: Values, other: Values) -> Any:
     return (choose(pair) for pair in zip(one, other, strict=True))
 
 
-def _statistics(rows: pa.RecordBatch) -> Statistics:
-    *columns, timestamps = (rows[name] for name in Values._fields)
+def _statistics(rows: pa.RecordBatch, topics: Sequence[str]) -> Statistics:
+    *columns, timestamps = (rows[name] for name in Values._fields[1:])
     found = [pc.min_max(column).as_py() for column in (*columns, timestamps.cast(pa.int64()))]
 
-    def values(end: str) -> Values:
-        *others, us = (one[end] for one in found)
-        return Values._make([*others, time_text(us // 1000)])
+    def values(topic: str, end: str) -> Values:
+        *numbers, us = (one[end] for one in found)
+        return Values._make([topic, *numbers, time_text(us // 1000)])
 
-    return Statistics(values("min"), values("max"))
+    return Statistics(values(min(topics), "min"), values(max(topics), "max"))
 
 
 class _Piece(NamedTuple):
