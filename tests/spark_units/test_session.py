@@ -69,6 +69,8 @@ def test_only_a_session_that_was_started_here_is_stopped_when_it_is_of_no_use(mo
 def test_a_spark_connect_server_that_does_not_answer_is_one_sentence(monkeypatch):
     pytest.importorskip("grpc")
     monkeypatch.setattr(module, "_CONNECT_S", 0.2)
+    # Tests of Spark may run in the same process.
+    monkeypatch.setattr(module, "active_session", lambda: None)
     with hold_port() as held:
         address = "sc://{}:{}".format(*held.getsockname())
         with pytest.raises(SparkStartError) as failed:

@@ -119,7 +119,9 @@ def test_a_stream_comes_to_the_states_of_the_server(server, prefix, tmp_path, re
 
     def steps() -> Iterator[None]:
         for some in ([up, *names], names):
-            send(some, 20)
+            for name in some:
+                send([name], 1)
+            send(some, 15)
             yield from until(caught_up)
 
     send(names[:2], 5)
