@@ -2,8 +2,12 @@
 
 import asyncio
 import os
+import pickle
 import select
 import signal
+import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -161,3 +165,21 @@ async def test_an_applier_that_does_not_end_is_killed(
     line.process.close()
     assert line.process._process.returncode == -signal.SIGKILL
     assert line.failures == []
+
+
+@pytest.mark.parametrize(
+    "sent", [b"", pickle.dumps((tiny(Path("data")), 1))[:-10]], ids=["none", "some"]
+)
+def test_a_server_that_is_killed_while_it_sends_its_settings_leaves_no_traceback(sent):
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.sendall(sent)
+        ours.shutdown(socket.SHUT_WR)
+        done = subprocess.run(
+            [sys.executable, "-m", "headrace.log.apply.process", str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            capture_output=True,
+            timeout=60,
+            check=False,
+        )
+    assert (done.returncode, done.stderr) == (0, b"")

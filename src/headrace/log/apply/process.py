@@ -238,7 +238,10 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     line = socket.socket(fileno=int(sys.argv[1]))
     orders = line.makefile("rb")
-    config, parent = pickle.load(orders)
+    try:
+        config, parent = pickle.load(orders)
+    except (EOFError, ConnectionError, pickle.UnpicklingError):
+        return  # the server ended before it had sent its settings
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return
