@@ -15,6 +15,7 @@ import uvloop
 
 from headrace.client import Message
 from headrace.testing import hold_port
+from tests.fakes.raw_server import last_accepted
 
 
 class Attach(NamedTuple):
@@ -80,6 +81,7 @@ class Peer:
         if self._server is not None:
             self._server.close()
             self._server = None
+            await last_accepted()
         self.drop()
         while self.connections:
             await asyncio.sleep(0)

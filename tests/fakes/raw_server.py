@@ -5,7 +5,16 @@ import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 
+ACCEPT_TURNS = 10
+"""Turns of the event loop within which a connection that it has accepted reaches its handler."""
+
 Handle = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def last_accepted() -> None:
+    """Wait until the connections that a closed listener had accepted are known to their protocol."""
+    for _ in range(ACCEPT_TURNS):
+        await asyncio.sleep(0)
 
 
 @asynccontextmanager
@@ -33,6 +42,7 @@ async def raw_server(handle: Handle, context: ssl.SSLContext | None = None) -> A
         yield server.sockets[0].getsockname()[1]
     finally:
         server.close()
+        await last_accepted()
         for handler in handlers:
             handler.cancel()
         for handler in handlers:
