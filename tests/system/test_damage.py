@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from headrace.testing import ServerProcess, wait_until
 from tests.system.conftest import Start
 from tests.system.figg import foreign as figg
 from tests.system.figg.foreign import DATA, Wire
-from tests.system.support import FailingServer, metrics, verify
+from tests.system.support import FailingServer, children, metrics, verify
 from tests.tools import TORTURE
 
 CASES = max(1, TORTURE // 20)
@@ -95,7 +96,11 @@ def known(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
             shutil.copy(known.path / "catalogue.sqlite", known.path / "catalogue.backup.sqlite")
         else:
             wait_until((known.path / "clock").exists, 30, "the time to be saved")
+            # An applier that sees the end of its server closes the catalogue, and SQLite removes two files.
+            (applier,) = children(server.pid)
+            os.kill(applier, signal.SIGSTOP)
             server.kill()
+            os.kill(applier, signal.SIGKILL)
     return known
 
 
