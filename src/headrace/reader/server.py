@@ -99,19 +99,21 @@ class FetchedParts:
         Parts before `first` are forgotten: the caller reads in order, so it has skipped them.
         """
         parts: list[LogRange] = []
+        passed: list[LogRange] = []
         size = length = 0
-        for one in list(self._expected):
+        for one in self._expected:
             if not parts and one != first:
-                del self._expected[one]
+                passed.append(one)
                 continue
             size += one.bytes
             length += len(quote_plus(one.topic)) + _NUMBERS_BYTES
             if parts and (size > _TOTAL_BYTES or length > _ADDRESS_BYTES):
                 break
             parts.append(one)
-            del self._expected[one]
             if len(parts) == RANGES_MAX:
                 break
+        for one in (*passed, *parts):
+            del self._expected[one]
         return parts
 
 
