@@ -18,13 +18,16 @@ from bench.load.lake import make_lake
 from bench.load.load import VerificationError
 from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
+from bench.parts.pipeline_growth import check_growth
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from headrace.lake.files.writing import RecordRows
 
-CHANNELS, CHANNELS_QUICK = 10_000, 1_000
+CHANNELS, CHANNELS_QUICK = 10_000, 2_000
+FEWER = 1_000
+"""Channels of the lake that shows how the cost of a message grows."""
 EACH = 1000
 CONTENT_BYTES = 100
 FILES = 20
@@ -32,6 +35,7 @@ WARM_UPS = 3
 EPOCH = 1_794_782_595_071
 
 LAST, MAX_BY = "aggregate --reducer last", "Spark: groupBy.agg(max_by)"
+SMALL = "aggregate of fewer channels"
 OF_MAX_BY = 1.5
 
 
@@ -45,11 +49,15 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
     try:
         say(f"making a lake of {messages:,} messages of {channels:,} channels")
         make_lake(root / "lake", _files(channels))
+        make_lake(root / "small", _files(FEWER))
         spark = session("headrace-bench", master="local[2]")
         try:
             actions = {MAX_BY: lambda: _max_by(spark, root), LAST: lambda: _last(root)}
             warm_up(LAST, WARM_UPS, actions.values(), say)
             for run in in_turns(options.repeat, messages, actions, say):
+                part.add(run)
+            fewer = {SMALL: lambda: _last(root, "small", "few")}
+            for run in in_turns(options.repeat, FEWER * EACH, fewer, say):
                 part.add(run)
             _verify(root, channels)
         finally:
@@ -58,12 +66,15 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
         shutil.rmtree(root, ignore_errors=True)
     claim = f"{LAST}: {messages:,} channel messages over the lake, against max_by"
     part.compare(claim, LAST, MAX_BY, lambda run: run.rate, OF_MAX_BY, at_least=True)
+    claim = f"{channels // FEWER} × as many channels"
+    check_growth(part, claim, LAST, SMALL, "aggregate", "message")
 
 
-def _last(root: Path) -> None:
+def _last(root: Path, lake: str = "lake", into: str = "states") -> None:
     from headrace.pipeline.aggregate.job import aggregate
 
-    aggregate(root / "lake", root / "states", reducer="last")
+    shutil.rmtree(root / into, ignore_errors=True)
+    aggregate(root / lake, root / into, reducer="last")
 
 
 def _max_by(spark: SparkSession, root: Path) -> None:

@@ -16,6 +16,7 @@ from bench.load.lake import make_lake
 from bench.load.load import VerificationError
 from bench.measure import Part, in_turns, warm_up
 from bench.options import Options
+from bench.parts.pipeline_growth import check_growth
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,9 @@ if TYPE_CHECKING:
 
     from headrace.lake.files.writing import RecordRows
 
-FILES, FILES_QUICK = 20, 2
+FILES, FILES_QUICK = 20, 4
+FEWER = 2
+"""Files of the lake that shows how the cost of a row grows."""
 TOPICS = 10
 EACH = 50_000
 """Rows of a topic in a file."""
@@ -35,6 +38,7 @@ WARM_UPS = 2
 EPOCH = 1_794_782_595_071
 
 DEDUPE, DROP = "dedupe --payload", "Spark: dropDuplicates"
+SMALL = "dedupe --payload of fewer rows"
 OF_DROP = 0.7
 
 
@@ -48,11 +52,15 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
     try:
         say(f"making a lake of {rows:,} rows")
         make_lake(root / "lake", _files(files))
+        make_lake(root / "small", _files(FEWER))
         spark = session("headrace-bench", master="local[2]")
         try:
             actions = {DROP: lambda: _drop(spark, root), DEDUPE: lambda: _dedupe(root)}
             warm_up(DEDUPE, WARM_UPS, actions.values(), say)
             for run in in_turns(options.repeat, rows, actions, say):
+                part.add(run)
+            fewer = {SMALL: lambda: _dedupe(root, "small", "few")}
+            for run in in_turns(options.repeat, FEWER * TOPICS * EACH, fewer, say):
                 part.add(run)
             _verify(spark, root, rows)
         finally:
@@ -61,13 +69,15 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
         shutil.rmtree(root, ignore_errors=True)
     claim = f"{DEDUPE}: {rows:,} rows, {AGAIN:.0%} duplicates, against dropDuplicates"
     part.compare(claim, DEDUPE, DROP, lambda run: run.rate, OF_DROP, at_least=True)
+    claim = f"{files // FEWER} × as many rows"
+    check_growth(part, claim, DEDUPE, SMALL, "dedupe", "row")
 
 
-def _dedupe(root: Path) -> None:
+def _dedupe(root: Path, lake: str = "lake", into: str = "rows") -> None:
     from headrace.pipeline.dedupe.job import dedupe
 
-    shutil.rmtree(root / "rows", ignore_errors=True)
-    dedupe(root / "lake", root / "rows", payload=True, window_s=None)
+    shutil.rmtree(root / into, ignore_errors=True)
+    dedupe(root / lake, root / into, payload=True, window_s=None)
 
 
 def _drop(spark: SparkSession, root: Path) -> None:

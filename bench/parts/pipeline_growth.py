@@ -1,15 +1,12 @@
-"""Growth of an export's cost per record: with topics, with earlier batches of the lake, and with records.
+"""Growth of an export's cost per record: with records, with topics, and with earlier batches of the lake.
 
-The time is that of the whole command with `local[2]`, including the start of Spark, on the cores that the
-server uses too.
+The time is that of the whole job in a warm Spark session with `local[2]`, on the cores that the server uses
+too.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
@@ -17,17 +14,18 @@ from itertools import count
 from pathlib import Path
 
 from bench.load.load import VerificationError
-from bench.measure import Part, in_turns
+from bench.measure import Part, timed, warm_up
 from bench.options import Options
 from bench.process import Headrace
 
 RECORDS, RECORDS_QUICK, PAYLOAD_BYTES = 1_000_000, 100_000, 128
-TOPICS = (10, 1_000, 10_000)
+FEW, MANY = 10, 10_000
+"""Numbers of topics."""
 MORE = 10
-"""Times as many records, from the fewest topics."""
+"""Times as many records."""
 BATCHES, BATCHES_QUICK = 1_000, 100
 GROWTH_MAX = 1.25
-FEW, MANY = TOPICS[0], TOPICS[-1]
+WARM_UPS = 2
 EARLY = "early"
 """Topic whose records are the earlier batches of a lake."""
 
@@ -35,6 +33,8 @@ _numbers = count()
 
 
 def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
+    from headrace.spark import session
+
     records = RECORDS_QUICK if options.quick else RECORDS
     batches = BATCHES_QUICK if options.quick else BATCHES
     root = options.dir / "growth"
@@ -53,31 +53,42 @@ def measure(part: Part, options: Options, say: Callable[[str], None]) -> None:
             one.settle()
             return url
 
-        urls = {topics: server(topics, records) for topics in TOPICS}
-        large = server(FEW, MORE * records)
+        small = server(FEW, records)
+        of_topics = {topics: server(topics, MORE * records) for topics in (FEW, MANY)}
         new = (root / f"new-{number}" for number in count())
-        actions: dict[str, Callable[[], object]] = {
-            _of_topics(topics): partial(_export, new, url, records + batches)
-            for topics, url in urls.items()
-        }
+        actions: dict[str, tuple[int, Callable[[], None]]] = {}
+
+        def add(label: str, lakes: Iterator[Path], url: str, total: int, known: int = 0) -> None:
+            actions[label] = total, partial(_export, lakes, url, total + batches - known)
+
+        add(_of_topics(FEW), new, small, records)
+        for topics, url in of_topics.items():
+            add(_of_topics(topics, MORE), new, url, MORE * records)
         for number in (1, batches):
             say(f"lakes of {number:,} batches")
-            lakes = _lakes(root / f"lake-{number}", urls[FEW], number, options.repeat)
-            actions[_of_batches(number)] = partial(_export, iter(lakes), urls[FEW], records)
-        for run in in_turns(options.repeat, records, actions, say):
-            part.add(run)
-        action = partial(_export, new, large, MORE * records + batches)
-        for run in in_turns(options.repeat, MORE * records, {_of_topics(FEW, MORE): action}, say):
-            part.add(run)
+            lakes = _lakes(root / f"lake-{number}", small, number, options.repeat)
+            add(_of_batches(number), iter(lakes), small, records, known=batches)
+        spark = session("headrace-bench", master="local[2]")
+        stack.callback(spark.stop)
+        warm_up("growth", WARM_UPS, [actions[_of_topics(FEW)][1]], say)
+        for turn in range(options.repeat):
+            for label, (total, action) in actions.items():
+                say(f"{label}, {turn + 1} of {options.repeat}")
+                part.add(timed(label, total, action))
+    check_growth(part, f"{MORE} × as many records", _of_topics(FEW, MORE), _of_topics(FEW))
+    claim = f"{MANY:,} topics, against {FEW}"
+    check_growth(part, claim, _of_topics(MANY, MORE), _of_topics(FEW, MORE))
+    claim = f"after {batches:,} batches, against 1"
+    check_growth(part, claim, _of_batches(batches), _of_batches(1))
 
-    def grows(claim: str, ours: str, theirs: str) -> None:
-        claim = f"export, time per record: {claim}"
-        seconds = lambda run: run.seconds / run.messages  # noqa: E731
-        part.compare(claim, ours, theirs, seconds, GROWTH_MAX, at_least=False)
 
-    grows(f"{MANY:,} topics, against {FEW}", _of_topics(MANY), _of_topics(FEW))
-    grows(f"after {batches:,} batches, against 1", _of_batches(batches), _of_batches(1))
-    grows(f"{MORE} × as many records", _of_topics(FEW, MORE), _of_topics(FEW))
+def check_growth(
+    part: Part, claim: str, large: str, small: str, job: str = "export", unit: str = "record"
+) -> None:
+    """Check that a record of the large case costs little more than one of the small case."""
+    claim = f"{job}, time per {unit}: {claim}"
+    seconds = lambda run: run.seconds / run.messages  # noqa: E731
+    part.compare(claim, large, small, seconds, GROWTH_MAX, at_least=False)
 
 
 def _of_topics(topics: int, times: int = 1) -> str:
@@ -127,12 +138,9 @@ def _lakes(first: Path, url: str, batches: int, copies: int) -> list[Path]:
 
 
 def _export(lakes: Iterator[Path], url: str, records: int) -> None:
+    from headrace.pipeline.export.job import export
+
     lake = next(lakes)
-    command = [sys.executable, "-m", "headrace", "pipeline", "export", "--once", "--take-over"]
-    command += ["--http", url.removeprefix("http://"), "--lake", str(lake), "--json"]
-    done = subprocess.run(
-        [*command, "--master", "local[2]"], stdout=subprocess.PIPE, text=True, check=True
-    )
-    found = json.loads(done.stdout)["records"]
-    if found != records:
-        raise VerificationError(f"{lake}: {found:,} records instead of {records:,}")
+    done = export(lake, url=url, take_over=True)
+    if done.records != records:
+        raise VerificationError(f"{lake}: {done.records:,} records instead of {records:,}")
