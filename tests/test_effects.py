@@ -19,6 +19,7 @@ OF_MODULES = {
     "socket": "sockets",
     "http.client": "sockets",
     "http.server": "sockets",
+    "hdfs_native": "sockets",
     "obstore": "sockets",
     "picows": "sockets",
     "psycopg": "sockets",

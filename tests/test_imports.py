@@ -62,6 +62,7 @@ OF_EXTRAS = {
     "pyiceberg": {"lake"},
     "sqlalchemy": {"lake"},
     "obstore": {"lake"},
+    "hdfs_native": {"lake"},
     "botocore": {"lake"},
 }
 """Packages of extras, and the layers that may import them; everything else works without them."""

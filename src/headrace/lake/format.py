@@ -56,7 +56,7 @@ class LakeError(HeadraceError):
 
 
 class StorageError(LakeError):
-    """The object storage has failed or refused a request. That says nothing about the lake's files."""
+    """Object storage or HDFS has failed or refused a request. That says nothing about the lake's files."""
 
 
 class DamagedTableError(LakeError):

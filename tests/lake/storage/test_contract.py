@@ -1,4 +1,4 @@
-"""The contract of a storage, for a directory and for object storage on a real S3 server."""
+"""The contract of a storage, for a directory, for object storage on a real S3 server, and for a fake HDFS."""
 
 import pickle
 import threading
@@ -18,12 +18,15 @@ from headrace.lake.storage.storage import HIDDEN, Storage, StoredFile, storage_o
 ODD_NAME = "topic=a%2Fb/ü x+y~(1).parquet"
 
 
-@pytest.fixture(params=["directory", "objects"])
+@pytest.fixture(params=["directory", "objects", "hdfs"])
 def place(request: pytest.FixtureRequest) -> Callable[[str], Storage]:
-    """Return a function that returns the storage at a path of an empty directory or bucket."""
+    """Return a function that returns the storage at a path of an empty directory, bucket or HDFS."""
     if request.param == "directory":
         root = request.getfixturevalue("tmp_path")
         return lambda path: storage_of(root / path)
+    if request.param == "hdfs":
+        namenode = request.getfixturevalue("namenode")
+        return lambda path: storage_of(f"{namenode.url}/{path}")
     bucket = request.getfixturevalue("bucket")
     return lambda path: storage_of(f"s3://{bucket.name}/{path}", bucket.options)
 
@@ -228,6 +231,8 @@ def test_places_must_be_apart(place):
 
 
 def test_a_table_is_written_with_the_options_of_its_place(storage):
+    if storage.address.startswith("hdfs:"):
+        pytest.skip("deltalake needs a real HDFS server, and there is none")
     for number in range(2):
         write_deltalake(
             storage.address,

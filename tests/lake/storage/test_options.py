@@ -63,7 +63,6 @@ def test_a_container_of_azure_needs_the_name_of_its_account():
 @pytest.mark.parametrize(
     ("address", "sentence"),
     [
-        ("hdfs://node:8020/lake", "is in HDFS, which is reached only as a directory: mount it"),
         ("s3://", "s3:// does not name a bucket"),
         ("s3://bucket/a b", "has ' ' in it"),
         ("s3://bucket/a%20b", "has '%' in it"),

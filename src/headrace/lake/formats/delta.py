@@ -42,7 +42,7 @@ from headrace.lake.format import (
     reads,
     writes,
 )
-from headrace.lake.storage.storage import HIDDEN, Storage
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, Storage
 
 LOG = "_delta_log"
 
@@ -257,7 +257,9 @@ def make_delta(
 
 def _of_objects(storage: Storage) -> dict[str, str]:
     """Return properties for a table in object storage, where reading a commit takes several requests."""
-    return {"delta.checkpointInterval": str(_CHECKPOINT_EVERY)} if storage.table_options else {}
+    if isinstance(storage, DirectoryStorage):
+        return {}
+    return {"delta.checkpointInterval": str(_CHECKPOINT_EVERY)}
 
 
 def commit_delta(

@@ -34,7 +34,7 @@ from headrace.lake.storage.options import (
     StoreOptions,
     complete,
 )
-from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, StoredFile, T
+from headrace.lake.storage.storage import HIDDEN, LakeFile, Storage, StoredFile, T, check_plain
 
 PART_BYTES = 16 << 20
 """Size of the parts in which files are sent that are larger than one part."""
@@ -53,9 +53,6 @@ DELETE_AT_ONCE_MAX = 1000
 
 CLIENTS_MAX = 8
 """Number of clients that a process keeps, with their connections."""
-
-_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._=-]")
-"""Characters that libraries of tables encode in different ways."""
 
 _QUOTED = re.compile(r"""'[^']*'|"[^"]*\"""")
 _OF_STORES = ("AWS_", "AZURE_", "GOOGLE_")
@@ -410,22 +407,12 @@ def _normal(url: str) -> str:
     scheme, _, rest = url.partition("://")
     scheme = _SAME.get(scheme, scheme)
     bucket, *parts = [part for part in rest.split("/") if part] or [""]
-    if scheme == "hdfs":
-        raise LakeError(
-            f"{url} is in HDFS, which is reached only as a directory: mount it, and name the directory"
-        )
     if not bucket:
         raise LakeError(f"{url} does not name a bucket")
     if "@" in bucket and scheme != "abfss":
         # Not repeated here: it may be a password.
         raise LakeError(f"the {scheme}:// address has something before an @: give keys as options")
-    for part in parts:
-        found = _NOT_PLAIN.search(part)
-        if found or part in (".", ".."):
-            raise LakeError(
-                f"{url} has {found[0] if found else part!r} in it, which libraries of tables misread: use "
-                "letters, digits, dots, hyphens, underscores and equals signs"
-            )
+    check_plain(url, parts)
     return "/".join([f"{scheme}://{bucket}", *parts])
 
 

@@ -1,6 +1,6 @@
-"""The places that keep a lake's files: their interface, and a directory. `objects.py` has object storage.
+"""The places that keep a lake's files: their interface, and a directory. Others are in modules of their own.
 
-The interface has only what both a directory and object storage can promise. A name is used once and its
+The interface has only what a directory, object storage and HDFS can all promise. A name is used once and its
 content never changes: files are neither renamed nor appended to nor overwritten. A listing may lack the
 newest files, so it only finds leftovers. Whatever counts is named by something that counts already.
 """
@@ -27,10 +27,13 @@ HIDDEN = "_headrace"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://?")
 """First part of an address. A `Path` joins its two slashes."""
 
-OBJECT_SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az", "hdfs")
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
 
 _NO_PATH = re.compile(r"[%#?\\\x00-\x1f\x7f\ud800-\udfff]")
 """Characters that libraries of tables misread in a path, because they expect addresses."""
+
+_NOT_PLAIN = re.compile(r"[^A-Za-z0-9._=-]")
+"""Characters of an address that libraries of tables encode in different ways."""
 
 _BUFFER_BYTES = 1 << 20
 
@@ -195,20 +198,36 @@ def storage_of(
         return DirectoryStorage(Path(place).absolute(), catalog or {})
     if scheme[1] == "file":
         return DirectoryStorage(Path("/", str(place)[scheme.end() :]), catalog or {})
-    if scheme[1] not in OBJECT_SCHEMES:
+    if scheme[1] not in (*OBJECT_SCHEMES, "hdfs"):
         raise LakeError(
             f"{place} has the unknown scheme {scheme[1]}: give a directory, or an address that begins with "
-            f"{', '.join(f'{one}://' for one in ('file', *OBJECT_SCHEMES))}"
+            f"{', '.join(f'{one}://' for one in ('file', *OBJECT_SCHEMES, 'hdfs'))}"
         )
+    url = f"{scheme[1]}://{str(place)[scheme.end() :].lstrip('/')}"
     try:
+        if scheme[1] == "hdfs":
+            from headrace.lake.storage.hdfs import HdfsStorage
+
+            return HdfsStorage.at(url, options or {}, catalog or {})
         from headrace.lake.storage.objects import ObjectStorage
+
+        return ObjectStorage.at(url, options or {}, catalog or {})
     except ModuleNotFoundError as error:
-        extra = "s3" if scheme[1].startswith("s3") else "objects"
+        extra = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs"}.get(scheme[1], "objects")
         raise LakeError(
             f"{place} needs: pip install 'headrace[{extra}]' ({error.name} is missing)"
         ) from None
-    url = f"{scheme[1]}://{str(place)[scheme.end() :].lstrip('/')}"
-    return ObjectStorage.at(url, options or {}, catalog or {})
+
+
+def check_plain(url: str, parts: Iterable[str]) -> None:
+    """Raise LakeError unless libraries of tables understand the parts of an address after its first."""
+    for part in parts:
+        found = _NOT_PLAIN.search(part)
+        if found or part in (".", ".."):
+            raise LakeError(
+                f"{url} has {found[0] if found else part!r} in it, which libraries of tables misread: use "
+                "letters, digits, dots, hyphens, underscores and equals signs"
+            )
 
 
 # A directory
