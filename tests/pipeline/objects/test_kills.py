@@ -16,6 +16,9 @@ from tests.pipeline.objects.stored import StoredLake
 from tests.pipeline.replayed import payloads_of
 from tests.tools import TORTURE, takes_long
 
+COMPACT_POINTS = ("merging", "merged", "committed", "swept")
+REPLAY_POINTS = ("uploading", "uploaded", "decided")
+
 
 @pytest.fixture
 def lake(server, bucket):
@@ -45,7 +48,7 @@ def test_an_export_killed_at_every_point_exports_every_record_once(lake, tmp_pat
 def test_a_compaction_killed_at_every_point_keeps_every_row(lake, tmp_path):
     lake.export(batch_bytes=1000)
     with exporters(tmp_path) as processes:
-        for point in ("merging", "merged", "committed", "swept"):
+        for point in COMPACT_POINTS:
             processes.kill_at(point, **given_of(lake, "compact"))
             assert lake.rows == lake.wanted, point
             lake.publish(1)
@@ -60,7 +63,12 @@ def test_a_replay_killed_at_every_point_publishes_every_record_once(lake, tmp_pa
     target = f"{lake.prefix}-again"
     given = given_of(lake, "replay", topic=lake.a, to=target, url=lake.server.http_url)
     with exporters(tmp_path) as processes:
-        for point, rate in (("uploaded", 10), ("decided", 1e6), ("uploaded", 1e6)):
+        for point, rate in (
+            ("uploading", 10),
+            ("uploaded", 10),
+            ("decided", 1e6),
+            ("uploaded", 1e6),
+        ):
             processes.kill_at(point, **given, rate=rate)
         processes.finish(**given, rate=1e6)
     assert payloads_of(lake.server, target) == lake.payloads[lake.a]
@@ -76,11 +84,13 @@ DERIVED: dict[str, tuple[dict[str, object], tuple[str, ...]]] = {
 USUAL = ("written", "folded", "committed")
 """Points of a usual run. The tests of each job kill it at its other points, in a directory."""
 
+TABLES = ("disturbed", "undisturbed")
+
 
 @pytest.mark.parametrize("job", DERIVED)
 def test_a_table_of_a_job_that_is_killed_equals_that_of_an_undisturbed_one(lake, tmp_path, job):
     more, points = DERIVED[job]
-    killed, undisturbed = (f"s3://{lake.bucket.name}/{name}" for name in ("killed", "undisturbed"))
+    killed, undisturbed = (f"s3://{lake.bucket.name}/{name}" for name in TABLES)
     with exporters(tmp_path) as processes:
         for point in points if TORTURE else filter(USUAL.__contains__, points):
             lake.publish(2)
@@ -88,10 +98,13 @@ def test_a_table_of_a_job_that_is_killed_equals_that_of_an_undisturbed_one(lake,
             processes.kill_at(point, **given_of(lake, job, into=killed, **more))
         for into in (killed, undisturbed):
             processes.finish(**given_of(lake, job, into=into, **more))
+    check_equal(lake)
+
+
+def check_equal(lake: StoredLake) -> None:
+    """Check that the disturbed table has the rows of the undisturbed one, each once."""
     order = [("topic", "ascending"), ("offset", "ascending")]
-    tables = [
-        lake.table_at(name).to_pyarrow_table().sort_by(order) for name in ("killed", "undisturbed")
-    ]
+    tables = [lake.table_at(name).to_pyarrow_table().sort_by(order) for name in TABLES]
     assert tables[0] == tables[1]
 
 
@@ -115,7 +128,7 @@ def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
         assert lake.export(points=at(point)).batches == 1, point
     lake.check()
     place = {"url": own_server.http_url}
-    for point in ("uploaded", "decided"):
+    for point in REPLAY_POINTS:
         done = lake.run("replay", lake.bucket.url, lake.a, point, points=at(point), **place)
         assert done.records == len(lake.payloads[lake.a])
         assert payloads_of(own_server, point) == lake.payloads[lake.a]
@@ -131,12 +144,17 @@ def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
 # The S3 server
 
 
-@pytest.fixture
-def s3(tmp_path, monkeypatch):
-    """S3 server that may be killed."""
-    forget_credentials(monkeypatch)
-    with S3Server(tmp_path / "s3") as made:
+@pytest.fixture(scope="module")
+def mortal_s3(tmp_path_factory):
+    with S3Server(tmp_path_factory.mktemp("mortal") / "s3") as made:
         yield made
+
+
+@pytest.fixture
+def s3(mortal_s3, monkeypatch):
+    """S3 server that may be killed. A test that kills it starts it again."""
+    forget_credentials(monkeypatch)
+    return mortal_s3
 
 
 def test_an_export_outlives_a_restart_of_the_store_at_every_point(server, s3):
@@ -147,6 +165,51 @@ def test_an_export_outlives_a_restart_of_the_store_at_every_point(server, s3):
         meddling = Meddling(**{point: lambda: restart(s3)})
         assert lake.export(points=meddling).batches == 1, point
     lake.check()
+
+
+def test_a_compaction_outlives_a_restart_of_the_store_at_every_point(server, s3):
+    """A usual run restarts the store at two points."""
+    lake = StoredLake(server, s3.bucket())
+    lake.publish(1)
+    lake.export()
+    for point in COMPACT_POINTS if TORTURE else ("merging", "merged"):
+        lake.publish(1)
+        lake.export()
+        meddling = Meddling(**{point: lambda: restart(s3)})
+        assert lake.compact(points=meddling).merged == 2, point
+        assert not meddling.left
+    lake.check()
+    assert len(lake.table.file_uris()) == 1
+
+
+def test_a_replay_outlives_a_restart_of_the_store_at_every_point(server, s3):
+    """A usual run restarts the store at one point, in a task that reads from it."""
+    lake = StoredLake(server, s3.bucket())
+    lake.publish()
+    lake.export(batch_bytes=2000)
+    for point in REPLAY_POINTS if TORTURE else ("uploading",):
+        target = f"{lake.prefix}-{point}"
+        given = {"url": server.http_url, "rate": 10 if point == "decided" else None}
+        meddling = Meddling(**{point: lambda: restart(s3)})
+        done = lake.run("replay", lake.bucket.url, lake.a, target, points=meddling, **given)
+        assert (done.records, meddling.left) == (20, [])
+        assert payloads_of(server, target) == lake.payloads[lake.a]
+
+
+@pytest.mark.parametrize("job", DERIVED)
+def test_a_table_outlives_a_restart_of_the_store_at_every_point(server, s3, job):
+    """A usual run restarts the store at two points of each job."""
+    lake = StoredLake(server, s3.bucket())
+    more, points = DERIVED[job]
+    restarted, undisturbed = (f"s3://{lake.bucket.name}/{name}" for name in TABLES)
+    for point in points if TORTURE else filter(USUAL.__contains__, points):
+        lake.publish(3)
+        lake.export()
+        meddling = Meddling(**{point: lambda: restart(s3)})
+        done = lake.run(job, lake.bucket.url, restarted, points=meddling, **more)
+        assert (done.topics, meddling.left) == (2, []), point
+    lake.run(job, lake.bucket.url, undisturbed, **more)
+    check_equal(lake)
 
 
 def test_an_export_whose_store_stays_away_ends_with_one_sentence(server, s3):
