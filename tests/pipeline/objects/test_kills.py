@@ -120,8 +120,11 @@ def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
     """A usual run restarts Headrace at some points. Each kind of answer that may be lost is among them."""
     lake = StoredLake(own_server, bucket)
 
+    meddlings = []
+
     def at(point: str) -> Meddling:
-        return Meddling(**{point: lambda: restart(own_server)})
+        meddlings.append(Meddling(**{point: lambda: restart(own_server)}))
+        return meddlings[-1]
 
     for point in POINTS if TORTURE else ("writing", "committed", "verified"):
         lake.publish(3)
@@ -139,6 +142,7 @@ def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
         assert lake.run("aggregate", lake.bucket.url, into, **given).topics == 1, point
     [row] = lake.table_at("states").to_pyarrow_table().to_pylist()
     assert row["ordinal"] == len(lake.payloads[lake.a])
+    assert not any(one.left for one in meddlings)
 
 
 # The S3 server
@@ -164,6 +168,7 @@ def test_an_export_outlives_a_restart_of_the_store_at_every_point(server, s3):
         lake.publish(3)
         meddling = Meddling(**{point: lambda: restart(s3)})
         assert lake.export(points=meddling).batches == 1, point
+        assert not meddling.left
     lake.check()
 
 
@@ -217,10 +222,13 @@ def test_an_export_whose_store_stays_away_ends_with_one_sentence(server, s3):
     lake.publish()
     few = {**lake.bucket.options, "max_retries": "1"}
     for point in ("writing", "noted", "committed") if TORTURE else ("noted",):
-        with pytest.raises(LakeError) as refused:
-            lake.export(storage_options=few, points=Meddling(**{point: s3.kill}))
+        try:
+            with pytest.raises(LakeError) as refused:
+                lake.export(storage_options=few, points=Meddling(**{point: s3.kill}))
+        finally:
+            s3.kill()
+            s3.start()
         assert "cannot be reached, because nothing listens at 127.0.0.1:" in str(refused.value)
-        s3.start()
     lake.export()
     lake.check()
 
