@@ -2,7 +2,10 @@
 
 import random
 import threading
+from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
+from typing import Any
 
 import pytest
 
@@ -108,6 +111,46 @@ def check_equal(lake: StoredLake) -> None:
     assert tables[0] == tables[1]
 
 
+STREAM_POINTS = ("merged", "committed", "done")
+
+
+def counted(lake: StoredLake) -> dict[str, tuple[int, bytes]]:
+    """Return the end and the state of each topic in the table `states`."""
+    rows = lake.table_at("states").to_pyarrow_table(columns=["topic", "ordinal", "state"])
+    return {row["topic"]: (row["ordinal"], row["state"]) for row in rows.to_pylist()}
+
+
+def published(lake: StoredLake) -> dict[str, tuple[int, bytes]]:
+    return {topic: (len(known), b"%d" % len(known)) for topic, known in lake.payloads.items()}
+
+
+def stream_of(lake: StoredLake) -> dict[str, Any]:
+    """Return the arguments of a stream of counts, without those of the storage."""
+    return {
+        "into": f"s3://{lake.bucket.name}/states",
+        "reducer": "count",
+        "pattern": lake.pattern,
+        "url": lake.server.http_url,
+        "every_s": 0,
+    }
+
+
+def test_a_stream_killed_at_every_point_counts_every_record_once(lake, tmp_path):
+    given = stream_of(lake)
+    lake.run("aggregate_stream", **given, stop=iter([False, True]).__next__)
+    given |= {"job": "aggregate_stream", "storage_options": lake.bucket.options}
+    with exporters(tmp_path) as processes:
+        for point in STREAM_POINTS:
+            before = counted(lake)
+            lake.publish(2)
+            processes.kill_at(point, **given)
+            assert counted(lake) == (before if point == "merged" else published(lake)), point
+    # A start finds nothing to do, because the last round was committed.
+    done = lake.run("aggregate_stream", **stream_of(lake), stop=iter([False, True]).__next__)
+    assert (done.messages, done.incomplete) == (2 * 26, 0)
+    assert counted(lake) == published(lake)
+
+
 # Headrace
 
 
@@ -143,6 +186,38 @@ def test_jobs_outlive_a_restart_of_headrace_at_every_point(own_server, bucket):
     [row] = lake.table_at("states").to_pyarrow_table().to_pylist()
     assert row["ordinal"] == len(lake.payloads[lake.a])
     assert not any(one.left for one in meddlings)
+
+
+@pytest.mark.parametrize("what", ["headrace", "store"])
+def test_a_stream_outlives_a_restart_at_every_point(request, what):
+    """Each restart is followed by one more round, which asks both servers again."""
+    if what == "headrace":
+        server, bucket = map(request.getfixturevalue, ("own_server", "bucket"))
+        restarted = server
+    else:
+        server, restarted = map(request.getfixturevalue, ("server", "s3"))
+        bucket = restarted.bucket()
+    lake = StoredLake(server, bucket)
+    lake.publish(2)
+    lake.run("aggregate_stream", **stream_of(lake), stop=iter([False, True]).__next__)
+    for point in STREAM_POINTS if TORTURE else ("merged", "done"):
+        lake.publish(2)
+        meddling = Meddling(**{point: lambda: restart(restarted)})
+        stop = partial(next, rounds(lake, meddling))
+        done = lake.run("aggregate_stream", **stream_of(lake), points=meddling, stop=stop)
+        assert done.incomplete == 0, point
+        assert counted(lake) == published(lake), point
+
+
+def rounds(lake: StoredLake, meddling: Meddling) -> Iterator[bool]:
+    """Yield before each round whether the stream should end: after a round that follows the restart."""
+    while meddling.left:
+        yield False
+    lake.publish(1)
+    while counted(lake) != published(lake):
+        yield False
+    while True:
+        yield True
 
 
 # The S3 server
