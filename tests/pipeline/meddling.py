@@ -21,6 +21,11 @@ class Meddling:
     def __init__(self, **actions: Callable[[], object]) -> None:
         self._actions = actions
 
+    @property
+    def left(self) -> list[str]:
+        """Names of the points that the job has not reached."""
+        return list(self._actions)
+
     def here(self, name: str) -> None:
         self._actions.pop(name, lambda: None)()
 

@@ -38,7 +38,7 @@ from headrace.model import (
     is_reserved,
     legacy_name,
 )
-from headrace.pipeline.job import JobArguments, job, part_of
+from headrace.pipeline.job import JobArguments, Points, job, part_of
 from headrace.pipeline.tasks import JobError, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.upload import EncodedBlock, decide, encode_batch, upload
@@ -156,7 +156,14 @@ def replay(given: ReplayArguments) -> ReplaySummary:
                 found = store_course(storage, wanted, found)
         producer = producer_of(table.id, wanted, found)
         first = first_open(found, partial(_is_decided, http, producer))
-        task = partial(upload_cut, storage=storage, topic=given.topic, place=place, target=given.to)
+        task = partial(
+            upload_cut,
+            storage=storage,
+            topic=given.topic,
+            place=place,
+            target=given.to,
+            points=given.points,
+        )
         batches = records = size = 0
         left = cuts({one.name: one.ranges for one in seen}, found, first)
         for cut, uploaded in _uploaded(given, runner, left, found, task):
@@ -383,7 +390,7 @@ def _from_time(pieces: list[StoredRange], ms: int | None) -> int | None:
 
 
 def upload_cut(
-    cut: Cut, *, storage: Storage, topic: str, place: LogLocation, target: str
+    cut: Cut, *, storage: Storage, topic: str, place: LogLocation, target: str, points: Points
 ) -> UploadedCut:
     """Upload the records that begin between two offsets, as staged files that no reader sees yet."""
     records = size = 0
@@ -397,6 +404,7 @@ def upload_cut(
                     size += len(block.records)
                     yield block
                 records += len(payloads)
+                points.here("uploading")
 
     ids = upload(place, blocks())
     return UploadedCut(ids, records, size)

@@ -1,6 +1,6 @@
 """Helpers for tests of aggregations: channels of a real server with every reducer, and tables of states."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -106,7 +106,14 @@ def fill(server: ServerProcess, payloads: dict[str, list[bytes]]) -> None:
         client.flush(60)
 
 
-def rows_of(into: Path) -> dict[str, dict[str, Any]]:
-    found = DeltaTable(str(into)).to_pyarrow_table().to_pylist()
+def is_table(into: Path | str, options: Mapping[str, str] | None = None) -> bool:
+    return DeltaTable.is_deltatable(str(into), {**(options or {}), "AWS_ALLOW_HTTP": "true"})
+
+
+def rows_of(
+    into: Path | str, options: Mapping[str, str] | None = None
+) -> dict[str, dict[str, Any]]:
+    options = {**(options or {}), "AWS_ALLOW_HTTP": "true"}
+    found = DeltaTable(str(into), storage_options=options).to_pyarrow_table().to_pylist()
     assert len({row["topic"] for row in found}) == len(found)
     return {row["topic"]: row for row in found}

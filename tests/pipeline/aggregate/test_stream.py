@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -29,7 +29,14 @@ from headrace.pipeline.aggregate.job import APP, AggregateSummary
 from headrace.pipeline.tasks import JobError, LocalRunner
 from headrace.reader.http_client import HttpClient
 from headrace.testing import ServerProcess, wait_until
-from tests.pipeline.aggregate.aggregates import Channels, State, channel_server, fill, rows_of
+from tests.pipeline.aggregate.aggregates import (
+    Channels,
+    State,
+    channel_server,
+    fill,
+    is_table,
+    rows_of,
+)
 from tests.pipeline.meddling import Killed, Meddling, kill, tree
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java, wait_applied
@@ -77,10 +84,10 @@ def until(condition: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def ordinals(into: Path) -> dict[str, int]:
-    if not DeltaTable.is_deltatable(str(into)):
+def ordinals(into: Path | str, options: Mapping[str, str] | None = None) -> dict[str, int]:
+    if not is_table(into, options):
         return {}
-    return {topic: row["ordinal"] for topic, row in rows_of(into).items()}
+    return {topic: row["ordinal"] for topic, row in rows_of(into, options).items()}
 
 
 # States equal to the server's
@@ -477,15 +484,22 @@ def test_what_cannot_be_done_is_said_and_nothing_is_changed(server, prefix, tmp_
 
 
 @takes_long
-def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, prefix, tmp_path):
+@pytest.mark.parametrize("place", ["directory", "s3"])
+def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(
+    server, prefix, tmp_path, place, request
+):
     require_java()
-    into, points = tmp_path / "into", tmp_path / "points"
+    into, options, points = str(tmp_path / "into"), {}, tmp_path / "points"
+    if place == "s3":
+        bucket = request.getfixturevalue("bucket")
+        into, options = f"s3://{bucket.name}/into", bucket.options
     points.mkdir()
     topics = [f"{prefix}/{i}" for i in range(5)]
     given = {"url": server.http_url, "pattern": f"{prefix}/.*", "reducer": "count", "every_s": 0}
+    given["storage_options"] = options
     script = (
         "from headrace.pipeline import aggregate_stream; from headrace.pipeline.job import Points\n"
-        f"aggregate_stream({str(into)!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
+        f"aggregate_stream({into!r}, **{given!r}, master='local[2]', points=Points({str(points)!r}))"
     )
     sent = 0
     for point in ("merged", "committed", "done"):
@@ -501,7 +515,7 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
         def is_there(driver: Any = driver, reached: Path = reached) -> bool:
             return reached.exists() or driver.poll() is not None
 
-        wait_until(lambda: DeltaTable.is_deltatable(str(into)), 120, "the table")
+        wait_until(lambda: is_table(into, options), 120, "the table")
         fill(server, {topic: [b"1"] * 3 for topic in topics})
         sent += 3
         wait_until(is_there, 120, f"it to be {point}")
@@ -514,5 +528,5 @@ def test_a_driver_killed_with_all_its_processes_counts_nothing_twice(server, pre
         (points / f"stop-{point}").unlink()
         reached.unlink()
         if point != "merged":
-            assert set(ordinals(into).values()) == {sent}
-    assert {row["state"] for row in rows_of(into).values()} == {b"%d" % sent}
+            assert set(ordinals(into, options).values()) == {sent}
+    assert {row["state"] for row in rows_of(into, options).values()} == {b"%d" % sent}

@@ -17,6 +17,7 @@ JOBS: tuple[tuple[str, tuple[str, ...], dict[str, Any]], ...] = (
     ("compact", ("merging",), {}),
     ("aggregate", ("reading", "folding"), {"reducer": "count"}),
     ("dedupe", ("staging", "deciding", "writing"), {"payload": True}),
+    ("replay", ("uploading",), {}),
 )
 """Each job with the points that its tasks reach, in their order, and its own arguments."""
 

@@ -13,6 +13,7 @@ import pytest
 from headrace.testing import wait_until
 from tests.pipeline.objects.executor_jobs import JOBS
 from tests.pipeline.objects.stored import StoredLake
+from tests.pipeline.replayed import payloads_of
 from tests.spark.cluster import daemons, start_cluster
 from tests.spark.lives import POINT_TIMEOUT_S, REPOSITORY, environment
 from tests.tools import takes_long
@@ -52,6 +53,7 @@ def test_every_record_counts_once_whatever_executor_dies(server, bucket, tmp_pat
         "export": {"pattern": lake.pattern, "url": server.http_url, "part_bytes": 2000},
         "dedupe": {"into": rows},
         "aggregate": {"into": states},
+        "replay": {"topic": lake.a, "to": f"{lake.prefix}-again", "url": server.http_url},
     }
     order = [point for _, reached, _ in JOBS for point in reached]
     for point in order:
@@ -100,3 +102,5 @@ def test_every_record_counts_once_whatever_executor_dies(server, bucket, tmp_pat
     }
     counted = lake.table_at("states").to_pyarrow_table(columns=["topic", "ordinal"]).to_pylist()
     assert {row["topic"]: row["ordinal"] for row in counted} == dict.fromkeys(lake.payloads, 40)
+    assert found["replay"]["records"] == 40
+    assert payloads_of(server, f"{lake.prefix}-again") == lake.payloads[lake.a]

@@ -1,6 +1,7 @@
-"""Exports and compactions while the S3 server, or the way to it, fails: every record counts once."""
+"""Jobs while the S3 server, or the way to it, fails: every record counts once."""
 
 import itertools
+import re
 import threading
 from collections import Counter
 
@@ -9,9 +10,10 @@ import pytest
 from headrace.lake.format import LakeError
 from headrace.lake.storage import objects
 from headrace.testing import wait_until
-from tests.fakes.s3_proxy import CUT_BODY, LOSE_ANSWER, LOSE_REQUEST, Answer
+from tests.fakes.s3_proxy import CUT_BODY, LOSE_ANSWER, LOSE_REQUEST, Answer, Cut, S3Proxy
 from tests.pipeline.meddling import Meddling
 from tests.pipeline.objects.stored import StoredLake
+from tests.pipeline.replayed import payloads_of
 from tests.tools import TORTURE, usually
 
 COMMIT = "PUT .*/_delta_log/0*2.json"
@@ -83,6 +85,68 @@ def test_a_store_that_fails_for_a_while_only_slows_jobs_down(
     assert lake.compact(through=s3_proxy, sweep_after_s=0).merged == 2
     assert not lake.audit(through=s3_proxy).lost
     lake.check()
+
+
+DERIVED: dict[str, dict[str, object]] = {
+    "dedupe": {"payload": True},
+    "aggregate": {"reducer": "count"},
+}
+
+
+@pytest.mark.parametrize(
+    ("job", "what", "fault"),
+    usually(
+        [
+            *(("dedupe", COMMIT, LOSE_ANSWER), ("dedupe", "GET ", BUSY)),
+            *(("aggregate", COMMIT, LOSE_ANSWER), ("aggregate", "PUT ", BUSY)),
+        ],
+        itertools.product(DERIVED, [COMMIT, "PUT ", "GET "], [BUSY, LOSE_ANSWER]),
+    ),
+)
+def test_a_table_of_a_job_whose_requests_fail_equals_that_of_an_undisturbed_one(
+    lake, s3_proxy, job, what, fault
+):
+    """Both tables are made by two runs: the second, which is commit 2, is disturbed."""
+    tables = [f"s3://{lake.bucket.name}/{name}" for name in ("disturbed", "undisturbed")]
+    for into in tables:
+        lake.run(job, lake.bucket.url, into, **DERIVED[job])
+    lake.export()
+    times = 2
+    s3_proxy.fail(fault, what, times=times)
+    lake.run(job, lake.bucket.url, tables[0], through=s3_proxy, **DERIVED[job])
+    assert failures(s3_proxy, fault, what) == times
+    lake.run(job, lake.bucket.url, tables[1], **DERIVED[job])
+    order = [("topic", "ascending"), ("offset", "ascending")]
+    disturbed, undisturbed = (
+        lake.table_at(into.rpartition("/")[2]).to_pyarrow_table().sort_by(order) for into in tables
+    )
+    assert disturbed == undisturbed
+    assert disturbed.num_rows
+
+
+@pytest.mark.parametrize(
+    ("what", "fault"),
+    usually(
+        [("PUT ", LOSE_ANSWER), ("GET .*/date", BUSY)],
+        itertools.product(["PUT ", "GET .*/date"], [BUSY, LOSE_ANSWER]),
+    ),
+)
+def test_a_replay_whose_requests_fail_publishes_every_record_once(lake, s3_proxy, what, fault):
+    lake.export()
+    target, times = f"{lake.prefix}-again", 2
+    s3_proxy.fail(fault, what, times=times)
+    for records in (25, 0):  # a repeat finds that all is published
+        given = {"url": lake.server.http_url, "through": s3_proxy}
+        done = lake.run("replay", lake.bucket.url, lake.a, target, **given)
+        assert done.records == records
+    assert failures(s3_proxy, fault, what) == times
+    assert payloads_of(lake.server, target) == lake.payloads[lake.a]
+
+
+def failures(proxy: S3Proxy, fault: Answer | Cut, what: str) -> int:
+    """Return how many requests of this kind got this fault."""
+    status = getattr(fault, "status", None)
+    return sum(one.status == status for one in proxy.seen if re.match(what, one.line))
 
 
 def test_answers_that_are_cut_are_read_again(lake, s3_proxy):
