@@ -13,7 +13,7 @@ from headrace.config.pipeline import JobOptions, check
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import Positions
 from headrace.lake.manifests import Manifests
-from headrace.lake.storage.storage import Storage
+from headrace.lake.storage.storage import OBJECT_SCHEMES, Storage
 from headrace.lake.table import open_table
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
@@ -73,7 +73,21 @@ class JobArguments(JobOptions):
     points: Points = NO_POINTS
 
     def task_runner(self, name: str) -> TaskRunner:
-        return self.runner or SparkRunner(f"headrace {name}", self.master, self.spark)
+        modules, extras = list(tasks.MODULES), ["pipeline"]
+        addresses = [str(getattr(self, field, "")) for field in ("lake", "into")]
+        schemes = {one.partition(":")[0] for one in addresses}.intersection(OBJECT_SCHEMES)
+        if schemes:
+            modules.append("obstore")
+            extras.append("s3" if schemes & {"s3", "s3a"} else "objects")
+        if name == "dedupe":
+            modules.append("pandas")
+        return self.runner or SparkRunner(
+            f"headrace {name}",
+            self.master,
+            self.spark,
+            modules=modules,
+            extras=",".join(extras),
+        )
 
 
 def job(

@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 LETTER_BYTES_MAX = 8 << 20
 """Limit for the data of a letter: Spark holds some thousands of rows in memory while it sorts them."""
 
+MODULES = ("deltalake",)
+"""Modules that tasks of all jobs import, besides those of the format `headrace`."""
+
 _BATCH_BYTES = 8 << 20
 """Bytes of letters that a task passes to Spark at once."""
 
@@ -169,8 +172,18 @@ class LocalRunner:
 class SparkRunner:
     """Runs works on Spark, in the given session, in the active one, or in one that it starts and stops."""
 
-    def __init__(self, name: str, master: str, spark: "SparkSession | None" = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        master: str,
+        spark: "SparkSession | None" = None,
+        *,
+        modules: Sequence[str] = MODULES,
+        extras: str = "pipeline",
+    ) -> None:
+        """Prepare a runner whose tasks import `modules`, which `extras` of Headrace install."""
         self._name, self._master = name, master
+        self._modules, self._extras = tuple(modules), extras
         self._spark: SparkSession | None = None
         self._given = spark
         self._is_ours = False
@@ -237,12 +250,13 @@ class SparkRunner:
     def session(self) -> "SparkSession":
         """Return the Spark session."""
         if self._spark is None:
-            from headrace.spark.session import active_session, register
+            from headrace.spark.session import active_session, check_workers, register
 
             running = self._given or active_session()
             if running is not None:
                 register(running)
             self._spark = running or self._started()
+            check_workers(self._spark, self._modules, self._extras)
         return self._spark
 
     def _started(self) -> "SparkSession":
@@ -284,8 +298,8 @@ class SparkRunner:
                 raise kind(reason[expected.end() :]) from error
             if re.match(r"(?:ModuleNotFound|Import)Error: ", reason):
                 raise JobError(
-                    f"Spark's workers cannot run this job ({reason}): install 'headrace[pipeline]' and the "
-                    "modules of your own functions there"
+                    f"Spark's workers cannot run this job ({reason}): install "
+                    f"'headrace[{self._extras}]' and the modules of your own functions there"
                 ) from error
             where = ""
             if self._said is not None:

@@ -375,24 +375,29 @@ def _logging_file() -> str:
 # The Python of Spark's workers
 
 NEEDED = ("headrace", "crc32c", "msgspec", "numpy", "pyarrow")
-"""Modules that workers import. Spark itself provides `pyspark`."""
+"""Modules that workers import for the format. Spark itself provides `pyspark`."""
 
-_good: set[tuple[str, str]] = set()
-"""Spark applications, and the Python of their workers, that passed: each session registers the format."""
+_good: set[tuple[str, str, tuple[str, ...]]] = set()
+"""Checks that passed, as application, Python of the workers, and modules: they are not repeated."""
 
 
 class WorkerPythonError(HeadraceError):
     """Spark's workers run a Python without Headrace: install it there, or set PYSPARK_PYTHON."""
 
 
-def check_workers(spark: "SparkSession") -> None:
-    """Raise `WorkerPythonError` if every use of the format would fail. Asks a worker, by a small query."""
+def check_workers(
+    spark: "SparkSession", needed: tuple[str, ...] = NEEDED, extras: str = "spark"
+) -> None:
+    """Raise `WorkerPythonError` if workers lack a module. Asks a worker, by a small query.
+
+    The error names the `extras` of Headrace that install the modules.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     configured = spark.conf.getAll
     python = os.environ.get("PYSPARK_PYTHON", "python3")
-    workers = (configured.get("spark.app.id", ""), python)
+    workers = (configured.get("spark.app.id", ""), python, needed)
     if configured.get("spark.master", "").startswith("local") and not is_remote(spark):
         if _is_ours(python):
             return
@@ -403,17 +408,18 @@ def check_workers(spark: "SparkSession") -> None:
     if workers in _good:
         return
     try:
-        [(python, missing)] = spark.range(1).mapInArrow(_probe(NEEDED), _PROBED).collect()
+        [(python, missing)] = spark.range(1).mapInArrow(_probe(needed), _PROBED).collect()
     except (PySparkException, Py4JError) as error:
         found = _WORKER_FAILURE.search(str(error))
         reason = found[0].rstrip(")") if found else plain_reason(error)
         raise WorkerPythonError(
-            f"Spark's workers cannot run Headrace ({reason}): {_advice()}, or install 'headrace[spark]' there"
+            f"Spark's workers cannot run Headrace ({reason}): {_advice()}, or install "
+            f"'headrace[{extras}]' there"
         ) from error
     if missing:
         raise WorkerPythonError(
             f"Spark's workers run {python}, which has no {' and no '.join(missing.split())}: {_advice()}, or "
-            "install 'headrace[spark]' there"
+            f"install 'headrace[{extras}]' there"
         )
     _good.add(workers)
 
