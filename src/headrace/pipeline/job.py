@@ -13,7 +13,7 @@ from headrace.config.pipeline import JobOptions, check
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import Positions
 from headrace.lake.manifests import Manifests
-from headrace.lake.storage.storage import OBJECT_SCHEMES, Storage
+from headrace.lake.storage.storage import LIBRARIES, Storage
 from headrace.lake.table import open_table
 from headrace.model import check_topic_name
 from headrace.pipeline import tasks
@@ -73,12 +73,12 @@ class JobArguments(JobOptions):
     points: Points = NO_POINTS
 
     def task_runner(self, name: str) -> TaskRunner:
-        modules, extras = list(tasks.MODULES), ["pipeline"]
-        addresses = [str(getattr(self, field, "")) for field in ("lake", "into")]
-        schemes = {one.partition(":")[0] for one in addresses}.intersection(OBJECT_SCHEMES)
-        if schemes:
-            modules.append("obstore")
-            extras.append("s3" if schemes & {"s3", "s3a"} else "objects")
+        """Return the runner of a job, whose workers must have what the addresses of its lakes need."""
+        addresses = {str(getattr(self, field, "")).partition(":")[0] for field in ("lake", "into")}
+        needed = [
+            (module, extra) for scheme, (module, extra) in LIBRARIES.items() if scheme in addresses
+        ]
+        modules = [*tasks.MODULES, *(module for module, _ in needed)]
         if name == "dedupe":
             modules.append("pandas")
         return self.runner or SparkRunner(
@@ -86,7 +86,7 @@ class JobArguments(JobOptions):
             self.master,
             self.spark,
             modules=modules,
-            extras=",".join(extras),
+            extras=",".join(["pipeline", *sorted({extra for _, extra in needed})]),
         )
 
 

@@ -250,13 +250,12 @@ class SparkRunner:
     def session(self) -> "SparkSession":
         """Return the Spark session."""
         if self._spark is None:
-            from headrace.spark.session import active_session, check_workers, register
+            from headrace.spark.session import active_session, register
 
             running = self._given or active_session()
             if running is not None:
-                register(running)
+                register(running, modules=self._modules, extras=self._extras)
             self._spark = running or self._started()
-            check_workers(self._spark, self._modules, self._extras)
         return self._spark
 
     def _started(self) -> "SparkSession":
@@ -267,7 +266,9 @@ class SparkRunner:
         self._said = Path(path)
         try:
             with _standard_error(handle), _signals():
-                found = session(self._name, master=self._master)
+                found = session(
+                    self._name, master=self._master, modules=self._modules, extras=self._extras
+                )
         except SparkStartError as error:
             raise JobError(f"{error}{self._words()}") from error
         self._is_ours, self._java = True, java_process(found)

@@ -85,12 +85,15 @@ def session(
     master: str = "local[*]",
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
+    modules: Sequence[str] = (),
+    extras: str = "spark",
 ) -> "SparkSession":
     """Return a new Spark session on `master`, or the one that is running.
 
     `master` may be the address of a Spark Connect server, such as `sc://HOST:15002`. The master of
     `spark-submit`, or the address in SPARK_REMOTE, takes precedence. `settings` take precedence over
-    `SETTINGS`. A running session keeps its own settings, apart from those in `settings`.
+    `SETTINGS`. A running session keeps its own settings, apart from those in `settings`. `modules` and
+    `extras` are those of `register`.
     """
     given = settings or {}
     running = active_session()
@@ -98,7 +101,7 @@ def session(
         # Other code may rely on the running session's own settings.
         for key, value in given.items():
             running.conf.set(key, value)
-        register(running)
+        register(running, modules=modules, extras=extras)
         return running
     if (address := os.environ.get("SPARK_REMOTE", master)).startswith(_CONNECT):
         spark = _connected(name, address, given)
@@ -107,7 +110,7 @@ def session(
     else:
         spark = _started_here(name, master, given, quiet=quiet)
     try:
-        register(spark)
+        register(spark, modules=modules, extras=extras)
     except BaseException:
         spark.stop()
         raise
@@ -247,14 +250,15 @@ def _has_collector(options: str) -> bool:
     return any(re.search(r"-XX:[+]Use\w+GC\b", one) for one in given)
 
 
-def register(spark: "SparkSession") -> None:
+def register(spark: "SparkSession", *, modules: Sequence[str] = (), extras: str = "spark") -> None:
     """Register `format("headrace")` in a Spark session. Sessions made with its `newSession` need it too.
 
     Raise `SparkStartError` if the session's Spark has another version than pyspark here, and
-    `WorkerPythonError` if Spark's workers run a Python without Headrace.
+    `WorkerPythonError` if Spark's workers run a Python without Headrace or without one of `modules`. The
+    error names the `extras` of Headrace that install them.
     """
     check_version(spark)
-    check_workers(spark)
+    check_workers(spark, (*NEEDED, *modules), extras)
     register_source(spark, HeadraceSource)
 
 
@@ -385,9 +389,7 @@ class WorkerPythonError(HeadraceError):
     """Spark's workers run a Python without Headrace: install it there, or set PYSPARK_PYTHON."""
 
 
-def check_workers(
-    spark: "SparkSession", needed: tuple[str, ...] = NEEDED, extras: str = "spark"
-) -> None:
+def check_workers(spark: "SparkSession", needed: tuple[str, ...], extras: str) -> None:
     """Raise `WorkerPythonError` if workers lack a module. Asks a worker, by a small query.
 
     The error names the `extras` of Headrace that install the modules.

@@ -7,6 +7,7 @@ import pytest
 
 from tests.fakes.s3_server import SECRET
 from tests.pipeline.lakes import cursors_of
+from tests.pipeline.objects.stored import StoredLake
 from tests.pipeline.objects.test_refusals import flags_of
 from tests.spark.support import publish, require_java
 
@@ -23,7 +24,8 @@ def python_without(module: str, directory: Path) -> str:
 
 
 @pytest.mark.parametrize(
-    ("module", "extras"), [("deltalake", "pipeline"), ("obstore", "pipeline,s3")]
+    ("module", "extras"),
+    [("headrace", "pipeline,s3"), ("deltalake", "pipeline"), ("obstore", "pipeline,s3")],
 )
 def test_a_job_names_the_package_and_the_extra_before_it_makes_a_lake(
     server, bucket, headrace, tmp_path, module, extras
@@ -31,7 +33,7 @@ def test_a_job_names_the_package_and_the_extra_before_it_makes_a_lake(
     require_java()
     topic = f"packages/{module}"
     publish(server.figg_url, topic, [b"one"])
-    is_stored = module == "obstore"
+    is_stored = extras.endswith("s3")
     lake = [bucket.url, *flags_of(bucket)] if is_stored else [tmp_path / "lake"]
     python = tmp_path / "python"
     python.mkdir()
@@ -48,4 +50,5 @@ def test_a_job_names_the_package_and_the_extra_before_it_makes_a_lake(
     )
     assert done.stderr.count("\n") == 1 and SECRET not in done.stderr
     assert not (tmp_path / "lake").exists()
+    assert not StoredLake(server, bucket).paths()
     assert topic not in cursors_of(server, "lake")

@@ -410,7 +410,7 @@ def _audit(given: Given) -> None:
     keywords |= {"data_dir": directory if has_directory and not no_log else "", **server}
     report = _run("audit", keywords)
     if given.as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        sys.stdout.buffer.write(msgspec.json.encode(report) + b"\n")
     else:
         for line in report.lines():
             typer.echo(line)

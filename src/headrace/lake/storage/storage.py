@@ -27,7 +27,12 @@ HIDDEN = "_headrace"
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]+)://?")
 """First part of an address. A `Path` joins its two slashes."""
 
-OBJECT_SCHEMES = ("s3", "s3a", "gs", "abfs", "abfss", "az")
+LIBRARIES = {
+    **dict.fromkeys(("s3", "s3a"), ("obstore", "s3")),
+    **dict.fromkeys(("gs", "abfs", "abfss", "az"), ("obstore", "objects")),
+    "hdfs": ("hdfs_native", "hdfs"),
+}
+"""Schemes of addresses, and for each the module that serves it and the extra that installs the module."""
 
 _NO_PATH = re.compile(r"[%#?\\\x00-\x1f\x7f\ud800-\udfff]")
 """Characters that libraries of tables misread in a path, because they expect addresses."""
@@ -198,10 +203,10 @@ def storage_of(
         return DirectoryStorage(Path(place).absolute(), catalog or {})
     if scheme[1] == "file":
         return DirectoryStorage(Path("/", str(place)[scheme.end() :]), catalog or {})
-    if scheme[1] not in (*OBJECT_SCHEMES, "hdfs"):
+    if scheme[1] not in LIBRARIES:
         raise LakeError(
             f"{place} has the unknown scheme {scheme[1]}: give a directory, or an address that begins with "
-            f"{', '.join(f'{one}://' for one in ('file', *OBJECT_SCHEMES, 'hdfs'))}"
+            f"{', '.join(f'{one}://' for one in ('file', *LIBRARIES))}"
         )
     url = f"{scheme[1]}://{str(place)[scheme.end() :].lstrip('/')}"
     try:
@@ -213,9 +218,8 @@ def storage_of(
 
         return ObjectStorage.at(url, options or {}, catalog or {})
     except ModuleNotFoundError as error:
-        extra = {"s3": "s3", "s3a": "s3", "hdfs": "hdfs"}.get(scheme[1], "objects")
         raise LakeError(
-            f"{place} needs: pip install 'headrace[{extra}]' ({error.name} is missing)"
+            f"{place} needs: pip install 'headrace[{LIBRARIES[scheme[1]][1]}]' ({error.name} is missing)"
         ) from None
 
 
