@@ -69,6 +69,18 @@ def anchors(path: Path) -> set[str]:
     return slugs | set(re.findall(r'<a id="([\w-]+)">', text))
 
 
+def test_a_unit_of_systemd_doubles_its_dollars():
+    """In a command of a unit, `$id` is a variable, and `$$` is a dollar."""
+    commands = [
+        command
+        for document in DOCUMENTS
+        for command in re.findall(r"^Exec\w+=(.*)$", document.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert any("$$." in command for command in commands)
+    for command in commands:
+        assert not re.search(r"\$(?!MAINPID\b)", command.replace("$$", "")), command
+
+
 def test_every_setting_a_document_names_exists():
     sections = {key.partition(".")[0] for key in SETTINGS if "." in key}
     for document in DOCUMENTS:

@@ -194,6 +194,22 @@ def modules_imported_by(module: Path) -> Iterator[str]:
                 yield f"{name}.{alias.name}" if f"{name}.{alias.name}" in NAMES else name
 
 
+RDDS = {"sparkContext", "rdd", "parallelize"}
+INSIDE_THE_JVM = {"_jvm", "_jsparkSession", "_sc", "_jsc", "_jdf"}
+
+
+@pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
+def test_spark_is_used_through_data_frames_so_that_spark_connect_suffices(module):
+    used = {
+        node.attr
+        for node in ast.walk(ast.parse(module.read_text("utf-8")))
+        if isinstance(node, ast.Attribute)
+    }
+    assert not used & RDDS
+    if dotted(module) != "spark.session":  # which asks first whether the JVM is here
+        assert not used & INSIDE_THE_JVM
+
+
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: str(module.relative_to(PACKAGE)))
 def test_only_those_import_what_an_extra_installs_who_need_it(module):
     for name in {name.split(".")[0] for name in imports_of(module)}:

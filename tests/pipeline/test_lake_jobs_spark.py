@@ -1,11 +1,14 @@
 """Compaction and replay as commands, on Spark: their output, and that tasks do the same as without Spark."""
 
+import json
+
 import pytest
 
 from headrace.cli.main import app
 from tests.pipeline.lakes import rows_of
 from tests.pipeline.made import MadeLake
 from tests.pipeline.replayed import payloads_of
+from tests.spark.support import publish
 
 
 @pytest.fixture
@@ -44,3 +47,21 @@ def test_a_topic_is_replayed(server, made, shared_spark, capsys):
     assert said(capsys, *command) == (
         f"nothing to replay of {where}; offsets 0 to {end} were replayed before\n"
     )
+
+
+def test_a_summary_is_one_line_of_json(own_server, shared_spark, tmp_path, capsys):
+    assert shared_spark
+    publish(own_server.figg_url, "orders", [b'{"id": 1}', b'{"id": 2}', b'{"id": 2}'])
+    http, lake = ["--http", own_server.http_url], ["--lake", tmp_path / "lake"]
+    jobs = {
+        "export": (["orders", "--once", *http], "records", 3),
+        "compact": ([], "merged", 0),
+        "dedupe": (["--into", tmp_path / "rows", "--json-path", "$.id"], "kept", 2),
+        "aggregate": (["--into", tmp_path / "states", "--reducer", "last", *http], "messages", 3),
+        "replay": (["orders", "--to", "copy", *http], "records", 3),
+    }
+    for job, (flags, key, value) in jobs.items():
+        (line,) = said(capsys, job, *lake, *flags, "--json").splitlines()
+        assert json.loads(line)[key] == value, job
+    (line,) = said(capsys, "audit", *lake, *http, "--json").splitlines()
+    assert [topic["name"] for topic in json.loads(line)["topics"]] == ["copy", "orders"]

@@ -1,18 +1,21 @@
 """An application for `spark-submit`, on a cluster whose workers lack Headrace."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow
 import pyspark
 import pytest
 
-import headrace
 from tests.pipeline.lakes import expected, rows_of
-from tests.spark.cluster import CLUSTER, daemons, start_cluster
+from tests.spark.cluster import (
+    CLUSTER,
+    archive_of_headrace,
+    daemons,
+    start_cluster,
+    workers_without_headrace,
+)
 from tests.spark.lives import environment
 from tests.spark.support import publish
 from tests.tools import takes_long
@@ -34,31 +37,15 @@ print(json.dumps([exported.records, states.topics]))
 """
 
 
-def packages_only(directory: Path) -> str:
-    """Make a Python with all packages of this one, without those that are installed as a link: Headrace."""
-    python = directory / "python"
-    packages = Path(pyarrow.__file__).parent.parent
-    python.write_text(
-        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n'
-    )
-    python.chmod(0o755)
-    return str(python)
-
-
 @pytest.mark.timeout(600)
 def test_workers_get_headrace_with_the_application(own_server, tmp_path):
     payloads = [b"%d" % number for number in range(100)]
     publish(own_server.figg_url, "orders", payloads)
     application = tmp_path / "application.py"
     application.write_text(APPLICATION)
-    source = Path(headrace.__file__).parent
-    package = shutil.make_archive(str(tmp_path / "headrace"), "zip", source.parent, source.name)
-    environ = environment() | {
-        "PYSPARK_DRIVER_PYTHON": sys.executable,
-        "PYSPARK_PYTHON": packages_only(tmp_path),
-        # Otherwise the directory of the tests would show Headrace to the workers, which inherit this.
-        "PYTHONPATH": "",
-    }
+    package = archive_of_headrace(tmp_path)
+    environ = environment() | workers_without_headrace(tmp_path)
+    environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
     settings = [f"--conf={key}={value}" for key, value in CLUSTER.items()]
     with daemons(tmp_path) as daemon:

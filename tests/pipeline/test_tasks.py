@@ -1,6 +1,7 @@
 """Work for Spark's executors: ordered results, failures as sentences, and sessions that are left alone."""
 
 import errno
+import re
 import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from headrace.pipeline.tasks import (
     _signals,
 )
 from headrace.reader.http_client import ServerError
+from headrace.spark.session import java_context
 
 
 def double(number: int) -> int:
@@ -48,6 +50,28 @@ def test_results_come_in_the_order_of_the_works_and_failures_as_sentences(shared
     runner.close()
     # The session is not the runner's, so it still works.
     assert shared_spark.range(1).count() == 1
+
+
+def test_a_query_has_the_tag_of_its_job_and_the_session_keeps_only_its_own(shared_spark):
+    def jobs() -> Iterator[tuple[int, str]]:
+        found = java_context(shared_spark).statusStore().jobsList(None)
+        for place in range(found.size()):
+            job = found.apply(place)
+            yield job.jobId(), job.jobTags().mkString(",")
+
+    before = {number for number, _ in jobs()}
+    shared_spark.addTag("of-the-notebook")
+    try:
+        SparkRunner("headrace export", "local[2]").run([3, 1, 2], double)
+        with pytest.raises(JobError):
+            SparkRunner("headrace export", "local[2]").run([7], double)
+        assert shared_spark.getTags() == {"of-the-notebook"}
+    finally:
+        shared_spark.removeTag("of-the-notebook")
+    tags = [tag for number, tag in jobs() if number not in before]
+    assert len(tags) >= 2
+    for tag in tags:
+        assert re.search(r"headrace-export-[0-9a-f]{8}\b", tag) and "of-the-notebook" in tag
 
 
 @pytest.mark.usefixtures("shared_spark")

@@ -3,14 +3,18 @@
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import subprocess
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow
 import pytest
 
+import headrace
 from headrace.testing import wait_until
 from tests.spark.lives import environment, session_members
 from tests.spark.support import JAVA_OPTIONS, require_java
@@ -30,14 +34,15 @@ def daemons(root: Path) -> Iterator[Daemon]:
     require_java()
     processes: list[subprocess.Popen[bytes]] = []
 
-    def start(*command: object) -> Path:
+    def start(*command: object, environ: Mapping[str, str] | None = None) -> Path:
         output = root / f"daemon{len(processes)}"
         with output.open("wb") as file:
             process = subprocess.Popen(
                 [Path(pyspark.__file__).parent / "bin" / "spark-class", *map(str, command)],
                 cwd=root,
                 env=environment()
-                | {"SPARK_DAEMON_MEMORY": "512m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS},
+                | {"SPARK_DAEMON_MEMORY": "512m", "SPARK_DAEMON_JAVA_OPTS": JAVA_OPTIONS}
+                | (environ or {}),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
@@ -87,7 +92,7 @@ def start_cluster(daemon: Daemon, root: Path) -> str:
     return address
 
 
-def start_connect(daemon: Daemon, root: Path) -> str:
+def start_connect(daemon: Daemon, root: Path, environ: Mapping[str, str] | None = None) -> str:
     """Start a Spark Connect server with Spark inside it, and return its address."""
     if importlib.util.find_spec("grpc") is None:
         without("grpcio is not installed")
@@ -102,6 +107,7 @@ def start_connect(daemon: Daemon, root: Path) -> str:
         *("org.apache.spark.deploy.SparkSubmit", "--class", server_class, "--master", "local[2]"),
         *(flag for item in settings.items() for flag in ("--conf", "{}={}".format(*item))),
         "spark-internal",
+        environ=environ,
     )
     port = wait_said(output, r"Spark Connect server started at: \S*127\.0\.0\.1:(\d+)")[1]
     return f"sc://127.0.0.1:{port}"
@@ -117,3 +123,27 @@ CLUSTER = {
     "spark.scheduler.maxRegisteredResourcesWaitingTime": "60s",
 }
 """Settings of a session on the cluster."""
+
+
+# Workers that lack Headrace
+
+
+def workers_without_headrace(directory: Path) -> dict[str, str]:
+    """Make a Python with all packages of this one except Headrace, and return the variables that choose it.
+
+    Headrace is installed here as a link, which `-S` does not follow.
+    """
+    python = directory / "python"
+    packages = Path(pyarrow.__file__).parent.parent
+    python.write_text(
+        f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{packages}" exec {sys.executable} -S "$@"\n'
+    )
+    python.chmod(0o755)
+    # The directory of the tests in PYTHONPATH would show Headrace to the workers, which inherit this.
+    return {"PYSPARK_PYTHON": str(python), "PYTHONPATH": ""}
+
+
+def archive_of_headrace(directory: Path) -> str:
+    """Make a zip file of the package, as docs/spark.md describes."""
+    source = Path(headrace.__file__).parent
+    return shutil.make_archive(str(directory / "headrace"), "zip", source.parent, source.name)
