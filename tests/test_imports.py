@@ -24,8 +24,9 @@ MAY_IMPORT = {
     "broker": BASE | {"config", "log", "payload"},
     "lake": BASE,
     "client": BASE | {"picows_adapter", "wire", "session", "payload", "lake"},
+    "access": BASE,
     "server": BASE
-    | {"picows_adapter", "config", "payload", "wire", "session", "broker", "log", ""},
+    | {"picows_adapter", "access", "config", "payload", "wire", "session", "broker", "log", ""},
     "reader": BASE | {"log"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
@@ -78,7 +79,7 @@ DOORS = {
     },
     ("server", "log"): {
         *("store", "embedded", "layout", "disk"),
-        *("batch.staging", "read.index", "read.raw"),
+        *("batch.staging", "read.index", "read.raw", "quota"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

@@ -175,6 +175,7 @@ class Refusal(StrEnum):
     LONG_TOPIC = "long_topic"
     BAD_TOPIC = "topic_not_utf8"
     LARGE_PAYLOAD = "large_payload"
+    TOPICS_MAX = "topics_max"
 
 
 class RefusedPublish(NamedTuple):

@@ -105,6 +105,9 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
     for token in loaded.config.access.token:
         lines += _table_lines("access.token", token)
+    lines += ["", "# Limits of each connection, address and principal, and of single principals."]
+    for peer in loaded.config.limits.peer:
+        lines += _table_lines("limits.peer", peer)
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
@@ -124,6 +127,8 @@ def to_markdown() -> str:
         parts.append(_markdown_table(settings))
     parts.append(_MARKDOWN_TOKENS)
     parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
+    parts.append(_MARKDOWN_PEERS)
+    parts.append(_markdown_table(TABLE_SETTINGS["limits.peer"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
@@ -165,6 +170,15 @@ _MARKDOWN_TOKENS = """\
 
 Tokens for the HTTP API (except `/healthz`) and for Logux. They can only be set in the file. Without any
 token, everyone who reaches the HTTP API may use it. [Operating](operating.md#access) shows how to make one.
+"""
+
+_MARKDOWN_PEERS = """\
+## [[limits.peer]]
+
+Limits of each connection, of each address, of each principal, and of single principals, which come before
+those of each principal. They can only be set in the file. Without a value, or with 0, there is no limit. All
+limits apply: those of `[limits]`, of the connection, of its address and of its principal. A network of IPv6
+with 64 bits counts as one address. [Operating](operating.md#limits) shows how to use them.
 """
 
 _MARKDOWN_RULES = """\

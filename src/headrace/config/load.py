@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Meta
 
 from headrace.config.protocols import AccessToken
-from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config.settings import BUILT_IN_RULES, Config, PeerLimits, PrefixRule
 from headrace.config.values import (
     NUMBER_MAX,
     UNITS_HELP,
@@ -89,6 +89,7 @@ class TableKind(NamedTuple):
 TABLES = {
     "topics": TableKind(PrefixRule, "rules"),
     "access.token": TableKind(AccessToken, "tokens"),
+    "limits.peer": TableKind(PeerLimits, "tables"),
 }
 
 

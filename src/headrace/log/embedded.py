@@ -34,6 +34,7 @@ from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
+from headrace.log.quota import Quotas
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
 from headrace.log.read.segment import Segments
 from headrace.log.store import (
@@ -112,6 +113,9 @@ class EmbeddedStore(ReadSide):
         self.forget = handles.drop
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
+        self.quotas = Quotas()
+        self._set_quotas()
+        self.topic_count = self._catalogue.topic_count()
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max)
         self._encoded: Encoded | None = None
@@ -168,8 +172,21 @@ class EmbeddedStore(ReadSide):
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
+    def exists(self, name: str) -> bool:
+        """True if a topic exists, or the first records for it wait for their commit."""
+        topic = self.look(name)
+        return topic.exists or self._is_pending(topic)
+
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        self._next_commit().append(batches, done)
+        gathering = self._next_commit()
+        if self.quotas.meters:
+            for topic, records in batches.items():
+                self._count_pending(topic, records)
+        gathering.append(batches, done)
+
+    def _count_pending(self, topic: Topic, records: Sequence[bytes]) -> None:
+        if self.quotas.of(topic.name):
+            self.quotas.appending(topic.name, sum(map(len, records)))
 
     def append_once(
         self,
@@ -187,6 +204,8 @@ class EmbeddedStore(ReadSide):
                 self._runner.soon(partial(done, known))
                 return
             self._next_commit().append_once(once)
+            if self.quotas.meters:
+                self._count_pending(topic, records)
         self._producers.wait(once, done)
 
     # Requests of batches
@@ -201,6 +220,9 @@ class EmbeddedStore(ReadSide):
         if not self._failure:
             topics = [(self._handles.get(part.block.topic), part) for part in parts]
             self._next_commit().append_parts(topics, end, done)
+            if self.quotas.meters:
+                for topic, part in topics:
+                    self.quotas.appending(topic.name, len(part.block.data))
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
@@ -229,6 +251,8 @@ class EmbeddedStore(ReadSide):
         assert trim is None or trim.offset <= topic.end_offset
         gathering = self._next_commit()
         self._notes.put(notes)
+        if records and self.quotas.meters:
+            self._count_pending(topic, records)
         gathering.change(topic, list(records), notes, trim, destroy, done)
 
     # Cursors
@@ -363,7 +387,10 @@ class EmbeddedStore(ReadSide):
     def _show(self, encoded: Encoded, sequence: int) -> None:
         """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
-        for topic, _, end, ordinal, ms, records, entries in encoded.appended:
+        has_quotas = bool(self.quotas.meters)
+        for topic, offset, end, ordinal, ms, records, entries in encoded.appended:
+            if has_quotas:
+                self.quotas.appended(topic.name, end - offset)
             topic.tail += entries
             topic.end_offset = end
             topic.end_ordinal = ordinal + len(records)
@@ -372,9 +399,12 @@ class EmbeddedStore(ReadSide):
                 self._bound_memory(topic)
         for topic in encoded.created:
             self._handles.created(topic)
+        self.topic_count += len(encoded.created)
         for trim in commit.trims:
-            _trimmed(trim.topic, trim.position)
+            self._trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
+            self.topic_count -= topic.exists
+            self.quotas.deleted(topic.name, topic.start, topic.end)
             _destroyed(topic)
             self._handles.destroyed(topic)
         for name, reader, position in commit.cursors:
@@ -406,7 +436,15 @@ class EmbeddedStore(ReadSide):
         while topic.end_offset - tail_start(topic) > limit and len(topic.tail) > 1:
             del topic.tail[0]
             run = read_tail(topic, 0, 1)[0]
-            _trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
+            self._trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
+
+    def _trimmed(self, topic: Topic, position: Position) -> None:
+        if position.offset > topic.start_offset:
+            self.quotas.deleted(topic.name, topic.start, position)
+            topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
+            topic.segments = None  # some are deleted, and many topics are never read again
+            if topic.durability is Durability.MEMORY:
+                drop_tail(topic, position.offset)
 
     def _fail(self, reason: str) -> None:
         """Accept no more requests: recovery must find out what a failed write left on disk."""
@@ -420,6 +458,12 @@ class EmbeddedStore(ReadSide):
         """Use new limits; no other settings change while the store is open."""
         self._config = config
         self.staging.limits = config.limits
+        self._set_quotas()
+
+    def _set_quotas(self) -> None:
+        rules = self._config.topics
+        quotas = {one.prefix: one.quota_bytes for one in rules if one.quota_bytes}
+        self.quotas.set(quotas, self._handles.kept)
 
     def tick(self, now_s: float) -> None:
         """Hand an old file to the applier, and retry a commit without room. Called several times a second."""
@@ -500,14 +544,6 @@ class EmbeddedStore(ReadSide):
         self._ring.close()
         self.files.close()
         self._catalogue.close()
-
-
-def _trimmed(topic: Topic, position: Position) -> None:
-    if position.offset > topic.start_offset:
-        topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
-        topic.segments = None  # some are deleted, and many topics are never read again
-        if topic.durability is Durability.MEMORY:
-            drop_tail(topic, position.offset)
 
 
 def _destroyed(topic: Topic) -> None:

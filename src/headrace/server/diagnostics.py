@@ -3,6 +3,7 @@
 import json
 import logging
 import sys
+from collections import Counter
 from itertools import product
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ GAUGES = {
     "batches_pending": "Batches that are decided and not completely appended yet.",
     "damaged_blocks": "Parts of staged files that could not be read when their batch was appended.",
 }
+LIMITS_HELP = "Times that a limit applied: something was refused, or a publisher had to wait."
 REFUSALS_HELP = "Publishes that were refused and would be refused again, by protocol and reason."
 REFUSING_PROTOCOLS = ("figg", "wombat")
 
@@ -45,12 +47,17 @@ class Metrics:
     def __init__(self) -> None:
         self._counts = dict.fromkeys(COUNTERS, 0)
         self._refusals = dict.fromkeys(product(REFUSING_PROTOCOLS, Refusal), 0)
+        self._limits: Counter[str] = Counter()
 
     def count(self, name: str, amount: int = 1) -> None:
         self._counts[name] += amount
 
     def count_refusal(self, protocol: str, why: Refusal) -> None:
         self._refusals[protocol, why] += 1
+
+    def count_limit(self, name: str) -> None:
+        """Count that a limit applied: a setting, with `address.` and the like before a limit of peers."""
+        self._limits[name] += 1
 
     def text(self, gauges: dict[str, int]) -> str:
         lines: list[str] = []
@@ -61,6 +68,8 @@ class Metrics:
             for (protocol, why), value in self._refusals.items()
         }
         lines += _described("refusals_total", "counter", REFUSALS_HELP, refusals)
+        limits = {f'{{limit="{name}"}}': value for name, value in sorted(self._limits.items())}
+        lines += _described("limits_applied_total", "counter", LIMITS_HELP, limits)
         for name, help_text in GAUGES.items():
             lines += _described(name, "gauge", help_text, {"": gauges[name]})
         return "\n".join(lines) + "\n"

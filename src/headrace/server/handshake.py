@@ -19,6 +19,7 @@ from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.tally import Who
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -159,8 +160,7 @@ class Handshake(asyncio.Protocol):
             # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
             self._refused(why)
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
-        if shared.refuses_new:
-            why = "the server is stopping" if shared.draining else "connections_max is reached"
+        if why := shared.why_refused(Who.at(peer_name(self._transport).rpartition(":")[0])):
             self._refused(why)
             raise _Answer(503, why)
         return make()

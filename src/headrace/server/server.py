@@ -365,7 +365,7 @@ class Server:
         diagnostics.set_level(config)
         self._tokens[:] = config.access.token
         self._door.origins = config.listen.origins
-        self._connections.limits = self._connections.refusals.limits = config.limits
+        self._connections.configure(config.limits)
         self._http_shared.connections_max = config.limits.connections_max
         self._requests.bytes_max = config.limits.requests_bytes_max
         self._store.reload(config)

@@ -234,6 +234,11 @@ class ServerSession(ABC):
             self._units.refuse(refused.number)
         return self.refuse(reason, code)._replace(refused=refused.why)
 
+    def refuse_unit(self, unit: Unit, reason: str, why: Refusal) -> Close:
+        """Refuse publishes that were accepted so far. Nothing at or above them is ever acknowledged."""
+        self._publishes_under_way().refuse(unit.lowest)
+        return self.refuse(reason)._replace(refused=why)
+
     def stored(self, unit: Unit) -> None:
         """Note that all publishes of the unit are durable."""
         self._publishes_under_way().stored(unit)

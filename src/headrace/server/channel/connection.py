@@ -15,8 +15,10 @@ from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Credentials, Grant
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
 from headrace.wire import channel as wire
@@ -27,6 +29,7 @@ FETCH_MESSAGES_MAX = 500
 LARGE_REQUESTS_MAX = 32
 """Pending requests of one connection that have a few bytes, but whose answers may have a megabyte."""
 
+_MEMORY_PER_BYTE = 4
 _PUSHED_BYTES_MAX = 1 << 16
 """Bytes of messages that are pushed before the transport is asked if it has room for more."""
 
@@ -90,6 +93,8 @@ class ChannelConnection(PingedConnection):
         if self._owes_much:
             assert self._commands is not None
             self._commands.appendleft((command, size))
+            if self._held_bytes:
+                self._hold(self._weight(command, size))
             return
         message = command.message
         self._session.unanswered += 1
@@ -117,6 +122,22 @@ class ChannelConnection(PingedConnection):
         except ChannelError as error:
             self._refuse_request(message, size, error)
 
+    def _cost(self, command: object, size: int) -> Cost | None:
+        if not isinstance(command, Request) or type(command.message) is not wire.Send:
+            return None
+        name = command.message.channel
+        if name in self._joining or self._owes_much:
+            return None  # it is not carried out yet
+        assert command.content is not None
+        return Cost(1, len(command.content.data), (CHANNEL_PREFIX + name,))
+
+    def _weight(self, command: object, size: int) -> int:
+        return _MEMORY_PER_BYTE * size + COMMAND_OVERHEAD_BYTES
+
+    @property
+    def _subscription_count(self) -> int:
+        return len(self._joined)
+
     def _joining_over(self, name: str) -> None:
         waiting = self._joining.pop(name, ())
         if not waiting:
@@ -130,6 +151,8 @@ class ChannelConnection(PingedConnection):
         else:
             # Later requests for the same channel must come after these.
             self._commands.extendleft(reversed(waiting))
+            if self._held_bytes:
+                self._hold(sum(self._weight(*one) for one in waiting))
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
@@ -220,6 +243,7 @@ class ChannelConnection(PingedConnection):
     def _leave(self, message: wire.Leave, say: Say) -> None:
         name, processor = message.channel, self._session.processor
         self._joined.pop(name, None)
+        self._count_subscriptions()
         self._stalled.pop(name, None)
         channel = self.hub.channels.get(name)
         left = {"type": "left", "channel": name}
@@ -240,14 +264,19 @@ class ChannelConnection(PingedConnection):
         limit = self._shared.limits.topics_attached_max
         is_new = name not in self._joined
         if is_new and len(self._joined) >= limit:
+            self._shared.metrics.count_limit("topics_attached_max")
             raise ChannelError("too-many", f"a connection may join {limit} channels")
+        if is_new and (why := self._why_not_subscribed()):
+            raise ChannelError("too-many", why)
         channel = self.hub.channels.get(name)
         self._joined[channel.name] = channel  # the channel's own string, to save memory
+        self._count_subscriptions()
         self._joining[channel.name] = []
 
         def refused(error: ChannelError) -> None:
             if is_new:
                 self._joined.pop(name, None)
+                self._count_subscriptions()
                 self.hub.channels.rest(channel)
             refuse(error)
             self._joining_over(name)
@@ -329,6 +358,7 @@ class ChannelConnection(PingedConnection):
 
     def ended(self, channel: str, reason: str) -> None:
         self._joined.pop(channel, None)
+        self._count_subscriptions()
         self._stalled.pop(channel, None)
         self._session.say({"type": "left", "channel": channel, "reason": reason})
         self._answer_soon()

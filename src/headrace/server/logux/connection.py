@@ -14,12 +14,14 @@ from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
-from headrace.model import LOGUX_PREFIX, Position, check_topic_name
+from headrace.model import LOGUX_PREFIX, Position, Refusal, check_topic_name
 from headrace.payload.logux import Event
 from headrace.server.access import Credentials
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.logux.server import (
     AddEvents,
@@ -39,6 +41,7 @@ _LOGS_REMEMBERED = 1000
 _NODES_REMEMBERED = 10_000
 """Clients of protocol 5 whose ledger of received events is kept."""
 _COMPLAINTS_EVERY_S = 1.0
+_MEMORY_PER_BYTE = 8
 _COMMITS_REMEMBERED = 16
 """Commits whose events are decoded once for all connections that follow their log live."""
 
@@ -193,9 +196,27 @@ class LoguxConnection(PingedConnection):
         else:
             self.handle([self._session.turn_away()], 0)
 
+    def _cost(self, command: object, size: int) -> Cost | None:
+        if not isinstance(command, AddEvents):
+            return None
+        return Cost(
+            len(command.events), sum(len(one.payload) for one in command.events), (self.topic,)
+        )
+
+    def _weight(self, command: object, size: int) -> int:
+        if not isinstance(command, AddEvents):
+            return super()._weight(command, size)
+        # Decoded events take several times the memory of their text.
+        return _MEMORY_PER_BYTE * size + COMMAND_OVERHEAD_BYTES * (1 + len(command.events))
+
     def _add(self, command: AddEvents, size: int) -> None:
-        self._shared.metrics.count("records_published_total", len(command.events))
         events, unit = command
+        if events and (why := self._shared.why_not_created((self.topic,))):
+            self._refuse(
+                self._session.refuse_unit(unit, why, Refusal.TOPICS_MAX)._replace(refused=None)
+            )
+            return
+        self._shared.metrics.count("records_published_total", len(events))
         if self.hub.event_filter is not None:
             origin = self._session.peer
             may = [
@@ -245,6 +266,7 @@ class LoguxConnection(PingedConnection):
             self._subscriptions = {}
         subscription = self._shared.broker.follow(self, self.topic, ordinal, encode)
         self._subscriptions[name] = subscription
+        self._count_subscriptions()
         return subscription
 
     def unfollow(self, name: str) -> None:

@@ -6,6 +6,7 @@ Elsewhere: a single connection (`connection.py`).
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker import Broker
@@ -14,6 +15,8 @@ from headrace.config.settings import Limits
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.loop import Turns
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.tally import PeerRules, Tally, Who
+from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
 from headrace.wire import websocket
 
@@ -56,11 +59,45 @@ class Connections:
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
         self.refusals = Refusals(self.loop, limits, metrics)
+        self.rules = PeerRules(limits)
+        self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
+        self.tally = Tally(
+            "connections_max",
+            lambda: self.rules,
+            lambda: self.limits.connections_max,
+            metrics,
+        )
+        self.subscriptions = Tally(
+            "subscriptions_max",
+            lambda: self.rules,
+            lambda: self.limits.subscriptions_max,
+            metrics,
+        )
+        self.waiting = Tally(
+            "waiting_max", lambda: self.rules, lambda: self.limits.waiting_max, metrics
+        )
+        """HTTP requests that wait for news."""
+        self.output_bytes = 0
+        """Bytes of output that are queued for all connections."""
+        self._creating: set[str] = set()
+        """Topics that publishes are creating, while there is a limit of their number."""
+        self.configure(limits)
+
+    def configure(self, limits: Limits) -> None:
+        """Use these limits from now on."""
+        self.limits = self.refusals.limits = limits
+        self.rules = PeerRules(limits)
+        self.throttle.configure(limits, self.rules)
+
+    def why_refused(self, who: Who) -> str:
+        """Return the reason why a further connection of this peer is refused; empty if it is accepted."""
+        return "the server is stopping" if self.draining else self.tally.refusal(who)
 
     @property
-    def refuses_new(self) -> bool:
-        """True if a further connection is refused."""
-        return self.draining or len(self.open) >= self.limits.connections_max
+    def held_bytes_max(self) -> int:
+        """Memory for held publishes above which one connection is not read."""
+        is_crowded = self.throttle.held_bytes > self.limits.held_bytes_max
+        return 0 if is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
@@ -70,13 +107,47 @@ class Connections:
         bytes_max = HELD_BACK_BYTES_MAX if store.held_back else UNACKNOWLEDGED_BYTES_MAX
         return unacknowledged_bytes <= bytes_max
 
+    def has_room_for_output(self, queued_bytes: int) -> bool:
+        """True if a connection with this much queued output may queue more."""
+        limits = self.limits
+        if queued_bytes >= limits.output_bytes_max:
+            self.metrics.count_limit("output_bytes_max")
+            return False
+        if self.output_bytes >= limits.output_total_bytes_max:
+            self.metrics.count_limit("output_total_bytes_max")
+            return False
+        return True
+
+    def why_not_created(self, names: Collection[str]) -> str:
+        """Return the reason why a publish may not create topics that are missing; empty if it may."""
+        limit = self.limits.topics_max
+        if not limit:
+            return ""
+        store = self.broker.store
+        missing = {name for name in names if not store.look(name).exists} - self._creating
+        if not missing:
+            return ""
+        if store.topic_count + len(self._creating) + len(missing) > limit:
+            # Some of those that were being created exist now, or their publish was never stored.
+            self._creating = {
+                name
+                for name in self._creating
+                if not store.look(name).exists and store.exists(name)
+            }
+            if store.topic_count + len(self._creating) + len(missing) > limit:
+                self.metrics.count_limit("topics_max")
+                return f"topics_max is reached: there are {store.topic_count} topics"
+        self._creating |= missing
+        return ""
+
     def tick(self) -> None:
         """Read again from paused connections that are below their limit, because the limit has changed."""
         for connection in list(self.paused):
             connection.read_again()
         self.refusals.tick()
+        self.throttle.tick()
 
-    def refused(self, peer: str, why: str = "connections_max is reached") -> None:
+    def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
         self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
 
@@ -108,7 +179,9 @@ class Connections:
         self.refusals.close()
 
     def lost(self, connection: "Connection") -> None:
-        self.open.discard(connection)
+        if connection in self.open:
+            self.open.discard(connection)
+            self.tally.add(connection.who, -1)
         self.paused.discard(connection)
         if not self.open:
             self._all_gone.set()
