@@ -67,4 +67,4 @@ def test_the_trail_is_kept_for_a_year_and_on_disk_unless_a_rule_says_otherwise()
     assert rule.durability is Durability.WRITTEN
     own = Config(topics=(PrefixRule(prefix=AUDIT_TOPIC, retention_age_s=60.0),))
     assert own.rule(AUDIT_TOPIC).retention_age_s == 60.0
-    assert own.rule("$audits").retention_age_s == config.retention.age_s
+    assert own.rule("orders").retention_age_s == config.retention.age_s

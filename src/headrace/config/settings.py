@@ -257,7 +257,7 @@ BUILT_IN_RULES = (
 
 
 _ALWAYS_ON_DISK = (CHANNEL_PREFIX, AUDIT_TOPIC)
-"""Beginnings of topics that are on disk whatever the rules say: the notes of channels, and the audit trail."""
+"""Beginnings of topics that are on disk whatever the rules say: notes of channels, and the audit trail."""
 
 AUDIT_AGE_S = 31_536_000.0
 """Age at which records of the audit trail are deleted, unless a rule for its topic says otherwise: a year."""
