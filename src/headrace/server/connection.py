@@ -16,8 +16,9 @@ from collections.abc import Callable, Sequence
 from headrace.broker.broker import Broker, BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim, Readers
 from headrace.config.settings import Limits
-from headrace.server.diagnostics import Health, Metrics
+from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.refusals import Refusals
 from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
@@ -368,6 +369,15 @@ class Connection:
             self._hold_timer.cancel()
             self._hold_timer = None
             self._shared.refusals.release(self)
+
+    @property
+    def state(self) -> str:
+        """State for the metrics: open, paused, held or closing."""
+        if self._hold_timer is not None:
+            return "held"
+        if self._goodbye is not None or self._closed:
+            return "closing"
+        return "paused" if self._paused else "open"
 
     @property
     def is_gone(self) -> bool:
