@@ -25,7 +25,6 @@ from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import AccessGate, refused
 from headrace.server.clock import SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.openapi import PATH, STATUSES, description
@@ -34,6 +33,7 @@ from headrace.server.http.requests import RefusalWithFacts
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
 from headrace.server.metrics.declarations import PROTOCOLS
 from headrace.server.metrics.scrape import Scrapes
+from headrace.server.peers.connections import Connections
 
 
 class ServerFacts(NamedTuple):

@@ -19,9 +19,9 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import Lag, Store
 from headrace.model import LAKE_READER, LAKE_START_READER
 from headrace.server.clock import SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.http.requests import RequestMemory
 from headrace.server.metrics.declarations import LABELLED_GAUGES, READERS_SHOWN_MAX
+from headrace.server.peers.connections import Connections
 
 _CURSORS_AT_ONCE = 50
 """Cursors that are looked at before other tasks have their turn: about 50 µs each."""
