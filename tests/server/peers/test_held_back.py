@@ -371,6 +371,7 @@ async def test_a_topic_above_topics_max_is_refused_and_others_are_published_to(
         peer.send(figg.publish(b"t", 2, b"third"))
         await peer.pong(1)
         peer.send(figg.publish(b"v", 3, b"refused"))
+        await server.committed(lambda: all(one.is_gone for one in server.connections.open))
         acks = [message.number for message in await peer.rest() if message.type == figg.ACK]
         assert acks == [2]
         assert server.stored == [b"first", b"third"]

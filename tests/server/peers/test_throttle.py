@@ -12,8 +12,8 @@ import pytest
 from headrace.config.settings import Limits, PeerLimits
 from headrace.log.quota import Quotas
 from headrace.model import Position
-from headrace.server.diagnostics import GAUGES, Metrics
 from headrace.server.loop import Turns
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.tally import PeerRules, Who
 from headrace.server.peers.throttle import RETRY_AFTER_S_MAX, SWEEP_S, Cost, Throttle
 
@@ -126,10 +126,8 @@ class Bench:
         return made
 
     def applied(self) -> dict[str, int]:
-        text = self.metrics.text(dict.fromkeys(GAUGES, 0))
-        head = 'headrace_limits_applied_total{limit="'
-        lines = [line.removeprefix(head) for line in text.splitlines() if line.startswith(head)]
-        return {name: int(value) for name, _, value in (line.partition('"} ') for line in lines)}
+        counts = self.metrics.labelled["limits_applied_total"]
+        return {limit: value for (limit, _), value in counts.items() if value}
 
 
 def records(number: int, topic: str = "t", size: int = 100) -> Cost:

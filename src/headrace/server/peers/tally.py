@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits, PeerLimits
-from headrace.server.diagnostics import Metrics
+from headrace.server.metrics.metrics import Metrics
 
+SERVER = "server"
 ADDRESS = "address"
 PRINCIPAL = "principal"
 CONNECTION = "connection"
@@ -77,22 +78,22 @@ class Tally:
         rules, name = self._rules(), self._name
         total_max = self._total_max()
         if total_max and self.total >= total_max:
-            return self._refused(name, f"{name} is reached")
+            return self._refused(SERVER, f"{name} is reached")
         found = self._of[ADDRESS, who.address] if who.address else 0
         if found and (limit := rules.limit(ADDRESS, name)) and found >= limit:
-            return self._refused(f"{ADDRESS}.{name}", f"{name} of this address is reached")
+            return self._refused(ADDRESS, f"{name} of this address is reached")
         if who.principal:
             found = self._of[PRINCIPAL, who.principal]
             limit = rules.limit(PRINCIPAL, name, who.principal)
             if limit and found >= limit:
-                return self._refused(f"{PRINCIPAL}.{name}", f"{name} of {who.principal} is reached")
+                return self._refused(PRINCIPAL, f"{name} of {who.principal} is reached")
         limit = rules.limit(CONNECTION, name)
         if limit and own >= limit:
-            return self._refused(f"{CONNECTION}.{name}", f"{name} of a connection is reached")
+            return self._refused(CONNECTION, f"{name} of a connection is reached")
         return ""
 
-    def _refused(self, limit: str, reason: str) -> str:
-        self._metrics.count_limit(limit)
+    def _refused(self, of: str, reason: str) -> str:
+        self._metrics.count_limit(self._name, of)
         return reason
 
     def add(self, who: Who, count: int = 1) -> None:

@@ -19,9 +19,9 @@ from typing import NamedTuple, Protocol
 from headrace.access.quotas import Bucket, FairQueue
 from headrace.config.settings import Limits
 from headrace.log.quota import Meter, Quotas
-from headrace.server.diagnostics import Metrics
 from headrace.server.loop import Turns
-from headrace.server.peers.tally import ADDRESS, CONNECTION, PRINCIPAL, PeerRules, Who
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.tally import ADDRESS, CONNECTION, PRINCIPAL, SERVER, PeerRules, Who
 
 logger = logging.getLogger(__name__)
 
@@ -84,8 +84,11 @@ class Shared:
 class Gate:
     """One limit, and those that wait for it."""
 
-    def __init__(self, name: str, shared: Shared) -> None:
+    def __init__(self, name: str, of: str, shared: Shared) -> None:
         self.name = name
+        """Name of the limit's setting."""
+        self.of = of
+        """`server`, `connection`, `address` or `principal`."""
         self._shared = shared
         self._waiting: FairQueue[Publisher] = FairQueue()
         self._scheduled = False
@@ -155,8 +158,8 @@ def ask_again(peer: Publisher) -> None:
 class RateGate(Gate):
     """A rate."""
 
-    def __init__(self, name: str, per_s: int, shared: Shared) -> None:
-        super().__init__(name, shared)
+    def __init__(self, name: str, of: str, per_s: int, shared: Shared) -> None:
+        super().__init__(name, of, shared)
         self._bucket = Bucket(per_s, shared.loop.time())
 
     def opens_in_s(self) -> float:
@@ -174,7 +177,7 @@ class QuotaGate(Gate):
     """The quota of a prefix."""
 
     def __init__(self, meter: Meter, shared: Shared) -> None:
-        super().__init__(QUOTA, shared)
+        super().__init__(QUOTA, SERVER, shared)
         self._meter = meter
 
     def opens_in_s(self) -> float | None:
@@ -251,11 +254,11 @@ class Throttle:
         amounts = self._amounts(cost)
         for gate, index in rates:
             if amounts[index] and not gate.lets(None):
-                self._metrics.count_limit(gate.name)
+                self._metrics.count_limit(gate.name, gate.of)
                 return min(RETRY_AFTER_S_MAX, ceil(gate.opens_in_s()) or 1)
         for quota in self._quotas_of(cost.topics):
             if not quota.lets(None):
-                self._metrics.count_limit(quota.name)
+                self._metrics.count_limit(quota.name, quota.of)
                 return RETRY_AFTER_S_MAX
         for gate, index in rates:
             gate.take(amounts[index])
@@ -288,7 +291,7 @@ class Throttle:
                     del self._quotas[meter]
 
     def _hold(self, peer: Publisher, gate: Gate, amount: float) -> None:
-        self._metrics.count_limit(gate.name)
+        self._metrics.count_limit(gate.name, gate.of)
         self._waits_at[peer] = gate
         gate.wait(peer, amount)
 
@@ -322,7 +325,7 @@ class Throttle:
                     who.principal,
                     self._rules.limit(PRINCIPAL, name, who.principal) if who.principal else 0,
                 ),
-                ("", "", getattr(self._limits, name)),
+                (SERVER, "", getattr(self._limits, name)),
             )
             found += [((scope, key, name, value), index) for scope, key, value in limits if value]
         return found
@@ -330,8 +333,7 @@ class Throttle:
     def _gate(self, scope: str, key: object, name: str, per_s: int) -> RateGate:
         gate = self._gates.get((scope, key, name))
         if gate is None:
-            full_name = f"{scope}.{name}" if scope else name
-            gate = RateGate(full_name, per_s, self._shared)
+            gate = RateGate(name, scope, per_s, self._shared)
             self._gates[scope, key, name] = gate
         return gate
 
