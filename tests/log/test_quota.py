@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from headrace.config.settings import Config, Journal, Limits, PrefixRule, Segment
 from headrace.log.quota import Kept, Meter, Quotas
 from headrace.log.records import pack_record
-from headrace.model import JUMP, Durability, Position, Span
+from headrace.model import CHANNEL_PREFIX, JUMP, Durability, Position, Span
 from tests.fakes.store import StepStore
 
 
@@ -97,7 +97,7 @@ def config(path: Path) -> Config:
     )
 
 
-NAMES = ("a/1", "a/2", "a/m", "b")
+NAMES = ("a/1", "a/2", "a/m", "b", f"{CHANNEL_PREFIX}c")
 STEPS = st.lists(
     st.one_of(
         st.tuples(st.just("append"), st.sampled_from(NAMES), st.integers(0, 60)),
@@ -113,7 +113,9 @@ STEPS = st.lists(
 def check(store: StepStore) -> None:
     store.runner.run()
     topics = store.store.topics("", "", 100)
-    assert store.store.topic_count == len(topics)
+    assert store.store.count_topics("") == len(topics)
+    channels = sum(topic.name.startswith(CHANNEL_PREFIX) for topic in topics)
+    assert store.store.count_topics(CHANNEL_PREFIX) == channels
     for prefix, meter in store.store.quotas.meters.items():
         inside = [topic for topic in topics if topic.name.startswith(prefix)]
         kept = sum(Span.between(topic.start, topic.end).bytes for topic in inside)

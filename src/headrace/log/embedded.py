@@ -49,7 +49,7 @@ from headrace.log.store import (
     StoredAppend,
     Topic,
 )
-from headrace.model import Durability, Position, check_reader_name
+from headrace.model import CHANNEL_PREFIX, Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
 
@@ -117,7 +117,8 @@ class EmbeddedStore(ReadSide):
         self.cursors = self._cursors.list
         self.quotas = Quotas()
         self._set_quotas()
-        self.topic_count = self._catalogue.topic_count()
+        self._counts = {prefix: self._catalogue.count(prefix) for prefix in ("", CHANNEL_PREFIX)}
+        """Number of topics, of all and of those with this prefix."""
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
         self.on_commit: Callable[[CommitTimes], None] = lambda times: None
@@ -177,6 +178,14 @@ class EmbeddedStore(ReadSide):
         if self._encoded is not None:
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
+
+    def count_topics(self, prefix: str) -> int:
+        return self._counts[prefix]
+
+    def _count(self, topic: Topic, change: int) -> None:
+        for prefix in self._counts:
+            if topic.name.startswith(prefix):
+                self._counts[prefix] += change
 
     def exists(self, name: str) -> bool:
         """True if a topic exists, or the first records for it wait for their commit."""
@@ -421,12 +430,13 @@ class EmbeddedStore(ReadSide):
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
         for topic in encoded.created:
+            self._count(topic, 1)
             self._handles.created(topic)
-        self.topic_count += len(encoded.created)
         for trim in commit.trims:
             self._trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
-            self.topic_count -= topic.exists
+            if topic.exists:
+                self._count(topic, -1)
             self.quotas.deleted(topic.name, topic.start, topic.end)
             _destroyed(topic)
             self._handles.destroyed(topic)

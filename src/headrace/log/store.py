@@ -305,8 +305,9 @@ class Store(Protocol):
     """Size limit of a note's key and value together."""
 
     quotas: Quotas
-    topic_count: int
-    """Number of topics that exist."""
+
+    def count_topics(self, prefix: str) -> int:
+        """Return the number of topics: of all if the prefix is empty, or of channels."""
 
     def exists(self, name: str) -> bool:
         """True if a topic exists, or the first records for it wait for their commit."""

@@ -115,6 +115,7 @@ class ChannelConnection(PingedConnection):
             elif type(message) is wire.Send:
                 channel, member = self._member(message.channel)
                 assert command.content is not None
+                self._check_creation(message.channel)
                 accepted = partial(self._accepted, message, size)
                 channel.send(member, message.number, command.content, accepted)
             else:
@@ -259,6 +260,11 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
         return channel, member
 
+    def _check_creation(self, name: str) -> None:
+        """Raise ChannelError if the channel has no log, and no further one may be created."""
+        if why := self._shared.why_not_created((CHANNEL_PREFIX + name,)):
+            raise ChannelError("too-many", why)
+
     def _join(self, message: wire.Join, say: Say, refuse: Refuse) -> None:
         name = message.channel
         limit = self._shared.limits.topics_attached_max
@@ -268,6 +274,7 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("too-many", f"a connection may join {limit} channels")
         if is_new and (why := self._why_not_subscribed()):
             raise ChannelError("too-many", why)
+        self._check_creation(name)
         channel = self.hub.channels.get(name)
         self._joined[channel.name] = channel  # the channel's own string, to save memory
         self._count_subscriptions()

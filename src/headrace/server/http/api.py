@@ -23,10 +23,11 @@ from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
-from headrace.server.access import AccessGate, refused
+from headrace.server.access import CHANNELS, AccessGate, refused
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.limits import HttpLimits, OverLimitError
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
@@ -58,15 +59,15 @@ def make_app(
     scrapes: Scrapes,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
-    broker = connections.broker
+    broker, limits = connections.broker, HttpLimits(connections)
     return Starlette(
         routes=[
             *_StateApi(connections, clock, facts, scrapes).routes(),
-            *TopicsApi(store, broker, waiting).routes(),
+            *TopicsApi(store, broker, waiting, limits).routes(),
             *CursorsApi(store, connections.readers, channels.readers_moved).routes(),
-            *BatchesApi(store, connections.metrics).routes(),
+            *BatchesApi(store, connections.metrics, limits).routes(),
             *RangesApi(store, broker, layout).routes(),
-            *ChannelsApi(channels).routes(),
+            *ChannelsApi(channels, limits).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[Middleware(AccessGate, tokens=tokens)],
@@ -158,6 +159,11 @@ _ERRORS: dict[type[Exception], int] = {
 
 
 async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, OverLimitError):
+        facts: dict[str, object] = {"error": error.detail}
+        if request.url.path.startswith(CHANNELS):
+            facts |= {"code": "over-rate", "retry": True}
+        return JSONResponse(facts, error.status_code, error.headers)
     if isinstance(error, RefusalWithFacts):
         return JSONResponse({"error": error.detail} | error.facts, error.status_code)
     if isinstance(error, errors.ChannelError):

@@ -21,6 +21,7 @@ from headrace.log.store import (
     BatchAnswer,
     BatchRefusedError,
 )
+from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, body_is_taken, check_length, too_long
 from headrace.server.metrics.metrics import Metrics
 
@@ -49,8 +50,9 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchesApi:
-    def __init__(self, store: EmbeddedStore, metrics: Metrics) -> None:
+    def __init__(self, store: EmbeddedStore, metrics: Metrics, limits: HttpLimits) -> None:
         self._store = store
+        self._limits = limits
         self._metrics = metrics
         self._slots = asyncio.Semaphore(UPLOADS_MAX)
 
@@ -62,6 +64,7 @@ class BatchesApi:
 
     async def stage(self, request: Request) -> Response:
         check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
+        self._limits.charge(request, 1, 1, ())
         async with self._slots:
             upload = self._store.staging.begin()
             try:
@@ -74,6 +77,8 @@ class BatchesApi:
                 if isinstance(error, asyncio.CancelledError):
                     raise HTTPException(503, _STOPPING) from None
                 raise
+            finally:
+                self._limits.charge_more(request, upload.records, upload.size)
             self._store.staging.keep(upload)
         return JSONResponse({"id": upload.id, "records": upload.records, "bytes": upload.size})
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Limits
+from headrace.model import CHANNEL_PREFIX
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
@@ -39,6 +40,8 @@ CROWDED_BYTES_MAX = 1 << 16
 
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
+_CREATING_MIN = 1000
+"""Topics that are being created, above which those that exist now are forgotten."""
 
 
 class Connections:
@@ -82,6 +85,7 @@ class Connections:
         """Bytes of output that are queued for all connections."""
         self._creating: set[str] = set()
         """Topics that publishes are creating, while there is a limit of their number."""
+        self._creating_max = _CREATING_MIN
         self.configure(limits)
 
     def configure(self, limits: Limits) -> None:
@@ -121,24 +125,42 @@ class Connections:
 
     def why_not_created(self, names: Collection[str]) -> str:
         """Return the reason why a publish may not create topics that are missing; empty if it may."""
-        limit = self.limits.topics_max
-        if not limit:
+        limits = self.limits
+        if not (limits.topics_max or limits.channels_max):
             return ""
         store = self.broker.store
         missing = {name for name in names if not store.look(name).exists} - self._creating
         if not missing:
             return ""
-        if store.topic_count + len(self._creating) + len(missing) > limit:
+        why = self._limit_of_topics(missing)
+        if why or len(self._creating) > self._creating_max:
             # Some of those that were being created exist now, or their publish was never stored.
             self._creating = {
                 name
                 for name in self._creating
                 if not store.look(name).exists and store.exists(name)
             }
-            if store.topic_count + len(self._creating) + len(missing) > limit:
-                self.metrics.count_limit("topics_max")
-                return f"topics_max is reached: there are {store.topic_count} topics"
+            self._creating_max = max(_CREATING_MIN, 2 * len(self._creating))
+            why = self._limit_of_topics(missing)
+        if why:
+            self.metrics.count_limit(why)
+            return f"{why} is reached"
         self._creating |= missing
+        return ""
+
+    def _limit_of_topics(self, missing: set[str]) -> str:
+        """Return the limit that these further topics would exceed; empty if they would not."""
+        limits, count = self.limits, self.broker.store.count_topics
+        if limits.topics_max and missing:
+            coming = len(self._creating) + len(missing)
+            if count("") + coming > limits.topics_max:
+                return "topics_max"
+        if limits.channels_max:
+            channels = [name for name in missing if name.startswith(CHANNEL_PREFIX)]
+            others = (name for name in self._creating if name.startswith(CHANNEL_PREFIX))
+            coming = len(channels) + sum(1 for _ in others) if channels else 0
+            if coming and count(CHANNEL_PREFIX) + coming > limits.channels_max:
+                return "channels_max"
         return ""
 
     def tick(self) -> None:

@@ -250,7 +250,7 @@ class Throttle:
         """Charge a publish over HTTP and return 0, or return the seconds after which it may be sent again."""
         if not self.is_active:
             return 0
-        rates = [(self._gate(*key), index) for key, index in self._keys(who, None)]
+        rates = self._gates_at(who)
         amounts = self._amounts(cost)
         for gate, index in rates:
             if amounts[index] and not gate.lets(None):
@@ -263,6 +263,15 @@ class Throttle:
         for gate, index in rates:
             gate.take(amounts[index])
         return 0
+
+    def charge(self, who: Who, cost: Cost) -> None:
+        """Charge what has come over HTTP already."""
+        amounts = self._amounts(cost)
+        for gate, index in self._gates_at(who):
+            gate.take(amounts[index])
+
+    def _gates_at(self, who: Who) -> list[tuple[RateGate, int]]:
+        return [(self._gate(*key), index) for key, index in self._keys(who, None)]
 
     def forget(self, peer: Publisher) -> None:
         """Forget a publisher: it does not wait any more."""
