@@ -146,9 +146,9 @@ class Limits:
         ge=4096,
     )
     admitted_max: int = count(
-        64,
-        "Maximum number of new connections that the server accepts, and of first requests of connections "
-        "that it carries out, before other connections have their turn.",
+        32,
+        "Maximum number of new connections of Figg and WebSocket that the server accepts before other "
+        "connections have their turn.",
         "connections",
     )
     authentication_s: float = seconds(

@@ -50,12 +50,13 @@ from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.http.topics import LongPolls
-from headrace.server.listeners import BACKLOG, address_of, open_listeners
+from headrace.server.listeners import address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.metrics.readings import Instruments
 from headrace.server.metrics.scrape import Scrapes
+from headrace.server.peers.admission import Admission
 from headrace.server.peers.connections import Connections
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.topic_connection import FiggConnection, WombatConnection
@@ -121,7 +122,7 @@ class Server:
         self._deliveries = 0
         """Number of the broker's deliveries at the last commit."""
         self._failure = ""
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Admission] = []
         self._manager = notify.ServiceManager(os.environ)
 
     async def start(self) -> None:
@@ -232,8 +233,10 @@ class Server:
             "ws": partial(Handshake, door),
         }
         for name, make in protocols.items():
-            listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
-            self._listeners.append(listener)
+            admission = Admission(
+                self._loop, sockets[name], make, lambda: connections.limits.admitted_max
+            )
+            self._listeners.append(admission)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         instruments = Instruments(
