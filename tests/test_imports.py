@@ -77,7 +77,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("store", "embedded", "layout", "disk"),
+        *("store", "embedded", "layout", "disk", "saved_time"),
         *("batch.staging", "read.index", "read.raw"),
     },
     ("client", "session"): {
