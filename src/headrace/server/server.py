@@ -242,6 +242,8 @@ class Server:
                 self._loop, sockets[name], make, lambda: connections.limits.admitted_max
             )
             self._listeners.append(admission)
+            if name == "ws":
+                door.admission = admission
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         instruments = Instruments(

@@ -123,6 +123,26 @@ async def test_nothing_is_accepted_after_the_end(
             assert peer.recv(1) == b""
 
 
+async def test_a_pause_lets_peers_wait(
+    listening: socket.socket, peers: list[socket.socket]
+) -> None:
+    made: list[asyncio.BaseTransport] = []
+    admitting = Admission(
+        asyncio.get_running_loop(), listening, lambda: Counted(made), lambda: AT_ONCE
+    )
+    admitting.pause()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not made
+    admitting.resume()
+    admitting.resume()
+    await until(lambda: len(made) == PEERS)
+    admitting.close()
+    admitting.resume()
+    for transport in made:
+        transport.close()  # type: ignore[attr-defined]
+
+
 async def test_a_peer_that_has_left_already_does_no_harm(listening: socket.socket) -> None:
     made: list[asyncio.BaseTransport] = []
     for _ in range(20):

@@ -38,14 +38,36 @@ class Admission:
         self._timer: asyncio.TimerHandle | None = None
         self._is_out = False
         """True after the last attempt found no free descriptor."""
-        loop.add_reader(sock.fileno(), self._accept)
+        self._is_paused = False
+        self._is_closed = False
+        self._is_reading = False
+        self._read()
 
     def close(self) -> None:
         """Accept nothing more, and close the listening socket."""
+        self._is_closed = True
+        self._read()
         if self._timer is not None:
             self._timer.cancel()
-        self._loop.remove_reader(self._socket.fileno())
         self._socket.close()
+
+    def pause(self) -> None:
+        """Accept nothing until `resume`: new connections wait in the kernel's queue."""
+        self._is_paused = True
+        self._read()
+
+    def resume(self) -> None:
+        self._is_paused = False
+        self._read()
+
+    def _read(self) -> None:
+        """Accept connections, or stop that, as the state says."""
+        wanted = not (self._is_paused or self._is_closed or self._timer is not None)
+        if wanted and not self._is_reading:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+        elif self._is_reading and not wanted:
+            self._loop.remove_reader(self._socket.fileno())
+        self._is_reading = wanted
 
     def _accept(self) -> None:
         for _ in range(self._at_once_max()):
@@ -75,9 +97,9 @@ class Admission:
         if not self._is_out:
             self._is_out = True
             logger.warning("no new connection can be accepted: %s", error.strerror)
-        self._loop.remove_reader(self._socket.fileno())
         self._timer = self._loop.call_later(RETRY_S, self._again)
+        self._read()
 
     def _again(self) -> None:
         self._timer = None
-        self._loop.add_reader(self._socket.fileno(), self._accept)
+        self._read()
