@@ -13,11 +13,12 @@ The content of a damaged block is:
 - Cursors, notes, producers: those whose names or values are in the block, or begin shortly after it.
 
 The exception is the last frame after an unclean stop: if the damage touches its foot, its records may be
-missing without a report, and their offsets may be used again. With an intact foot, everything must be reported,
-but after a crash of the machine the damage may cost all of the frame. If a damaged block holds parts of several frames and
-the last frame is one of them, nothing after the block shows that the others were completely written. They
-count as the last frame too, except in the first block of a file, whose header shows the damage, and except
-for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
+missing without a report, and their offsets may be used again. With an intact foot, everything must be
+reported, but after a crash of the machine the damage may cost all of the frame. If a damaged block holds
+parts of several frames and the last frame is one of them, nothing after the block shows that the others were
+completely written. They count as the last frame too, except in the first block of a file, whose header shows
+the damage, and except for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow
+reading.
 
 A batch whose entries are lost continues from its staged files, if they still exist: its records may come
 again after everything else.

@@ -279,7 +279,8 @@ def _serve(config: Config, line: socket.socket, orders: Iterable[bytes]) -> None
                 work = partial(applier.prepare, path, config.journal.file_bytes)
             else:
                 work = partial(applier.apply_file, ClosedFile(path, order.until, order.last))
-            _send(line, Done(_retried(line, work) or []))
+            reports: list[str] | None = _retried(line, work)
+            _send(line, Done(reports or []))
             # The entries of a file take much memory: give it back, because topics may stay idle now.
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
