@@ -23,7 +23,7 @@ A bad block never costs more than its own content:
 The generation is a random number that each start of a server draws. Clients never see it, so no payload can
 contain bytes that a reader would mistake for a frame or an entry. `synced` in a frame is the last commit
 known to be on disk when the frame was written. If a later frame's `synced` covers a bad frame, the bad frame
-is damage. Any other bad frame is a write that the machine did not finish, and it was never acknowledged.
+is damage. Any other bad frame without its foot is a write that did not finish, and it was never acknowledged.
 
 The `extra` field of an entry is a MessagePack array; each kind of entry has a class for it.
 """
