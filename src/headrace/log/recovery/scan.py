@@ -342,6 +342,9 @@ def _unbroken(
     """
     broken: set[int] = set() if whole else set(changed)
     broken_batches: set[bytes] = set()
+    if any(problem.entry is None and not problem.harmless for problem in frame.problems):
+        # A part of any batch may be among the lost entries: the parts of this frame are appended again.
+        broken_batches = {batch for batch in map(_batch, frame.entries) if batch is not None}
     kept: list[journal.Entry] = []
     for entry in frame.entries:
         batch = _batch(entry)
