@@ -27,9 +27,9 @@ def made(**quotas: int) -> tuple[Quotas, list[Meter]]:
 def test_bytes_that_wait_for_their_commit_count():
     quotas, _ = made(a=100)
     [meter] = quotas.of("a/1")
-    quotas.appending("a/1", 60)
+    quotas.appending("a/1", [bytes(30), bytes(30)])
     assert not meter.is_full
-    quotas.appending("a/2", 40)
+    quotas.appending("a/2", [bytes(40)])
     assert meter.is_full
     quotas.appended("a/1", 60)
     assert (meter.bytes, meter.pending) == (60, 40) and meter.is_full

@@ -34,7 +34,7 @@ from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
-from headrace.log.quota import Quotas
+from headrace.log.quota import Quotas, TopicCounts
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
 from headrace.log.read.segment import Segments
 from headrace.log.store import (
@@ -49,7 +49,7 @@ from headrace.log.store import (
     StoredAppend,
     Topic,
 )
-from headrace.model import CHANNEL_PREFIX, Durability, Position, check_reader_name
+from headrace.model import Durability, Position, check_reader_name
 
 logger = logging.getLogger(__name__)
 
@@ -117,8 +117,8 @@ class EmbeddedStore(ReadSide):
         self.cursors = self._cursors.list
         self.quotas = Quotas()
         self._set_quotas()
-        self._counts = {prefix: self._catalogue.count(prefix) for prefix in ("", CHANNEL_PREFIX)}
-        """Number of topics, of all and of those with this prefix."""
+        counts = self._topic_counts = TopicCounts(self._catalogue.count)
+        self.count_topics = counts.of
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
         self.on_commit: Callable[[CommitTimes], None] = lambda times: None
@@ -179,14 +179,6 @@ class EmbeddedStore(ReadSide):
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
-    def count_topics(self, prefix: str) -> int:
-        return self._counts[prefix]
-
-    def _count(self, topic: Topic, change: int) -> None:
-        for prefix in self._counts:
-            if topic.name.startswith(prefix):
-                self._counts[prefix] += change
-
     def exists(self, name: str) -> bool:
         """True if a topic exists, or the first records for it wait for their commit."""
         topic = self.look(name)
@@ -196,12 +188,8 @@ class EmbeddedStore(ReadSide):
         gathering = self._next_commit()
         if self.quotas.meters:
             for topic, records in batches.items():
-                self._count_pending(topic, records)
+                self.quotas.appending(topic.name, records)
         gathering.append(batches, done)
-
-    def _count_pending(self, topic: Topic, records: Sequence[bytes]) -> None:
-        if self.quotas.of(topic.name):
-            self.quotas.appending(topic.name, sum(map(len, records)))
 
     def append_once(
         self,
@@ -219,8 +207,7 @@ class EmbeddedStore(ReadSide):
                 self._runner.soon(partial(done, known))
                 return
             self._next_commit().append_once(once)
-            if self.quotas.meters:
-                self._count_pending(topic, records)
+            self.quotas.appending(topic.name, records)
         self._producers.wait(once, done)
 
     # Requests of batches
@@ -235,9 +222,8 @@ class EmbeddedStore(ReadSide):
         if not self._failure:
             topics = [(self._handles.get(part.block.topic), part) for part in parts]
             self._next_commit().append_parts(topics, end, done)
-            if self.quotas.meters:
-                for topic, part in topics:
-                    self.quotas.appending(topic.name, len(part.block.data))
+            for topic, part in topics:
+                self.quotas.appending(topic.name, (part.block.data,))
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
@@ -266,8 +252,7 @@ class EmbeddedStore(ReadSide):
         assert trim is None or trim.offset <= topic.end_offset
         gathering = self._next_commit()
         self._notes.put(notes)
-        if records and self.quotas.meters:
-            self._count_pending(topic, records)
+        self.quotas.appending(topic.name, records)
         gathering.change(topic, list(records), notes, trim, destroy, done)
 
     # Cursors
@@ -371,7 +356,7 @@ class EmbeddedStore(ReadSide):
                 self.is_full = self._unwritten = True
                 return
             if error is not None:
-                self._fail(f"writing the journal failed: {error}")
+                self._fail(f"writing the journal failed: {_explained(error)}")
             if self._failure:
                 return
             if encoded.sync:
@@ -430,13 +415,12 @@ class EmbeddedStore(ReadSide):
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
         for topic in encoded.created:
-            self._count(topic, 1)
+            self._topic_counts.add(topic.name, 1)
             self._handles.created(topic)
         for trim in commit.trims:
             self._trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
-            if topic.exists:
-                self._count(topic, -1)
+            self._topic_counts.add(topic.name, -topic.exists)
             self.quotas.deleted(topic.name, topic.start, topic.end)
             _destroyed(topic)
             self._handles.destroyed(topic)
@@ -524,7 +508,7 @@ class EmbeddedStore(ReadSide):
 
         def synced(result: float | BaseException) -> None:
             if isinstance(result, BaseException):
-                self._fail(f"syncing the journal failed: {result}")
+                self._fail(f"syncing the journal failed: {_explained(result)}")
                 return
             self._synced = max(self._synced, sequence)
             self._ring.synced(sequence)
@@ -584,6 +568,16 @@ class EmbeddedStore(ReadSide):
         self._ring.close()
         self.files.close()
         self._catalogue.close()
+
+
+def _explained(error: BaseException) -> str:
+    """Return the error of a write or fsync that is not repeated, with what an operator can do about it."""
+    if is_full(error):
+        return (
+            f"{error}: the disk had no room at an fsync, which is not repeated because earlier commits may "
+            "be lost; free some space, and start the server again"
+        )
+    return str(error)
 
 
 def _destroyed(topic: Topic) -> None:

@@ -1,13 +1,13 @@
-"""Bytes of the records that are kept under each prefix with a quota. Counts only; it changes no topic.
+"""Bytes of the records that are kept under each prefix with a quota, and numbers of topics. Counts only.
 
 A meter counts the bytes between the starts and the ends of its topics, and the bytes that wait for their
 commit. Elsewhere: who has to wait for room (`server/peers/throttle.py`).
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from headrace.model import Position, Span
+from headrace.model import CHANNEL_PREFIX, Position, Span
 
 _NAMES_MAX = 65_536
 """Topic names whose meters are remembered."""
@@ -74,10 +74,12 @@ class Quotas:
             self._of[name] = found
         return found
 
-    def appending(self, name: str, size: int) -> None:
-        """Count bytes that wait for their commit."""
-        for meter in self.of(name):
-            meter.pending += size
+    def appending(self, name: str, records: Sequence[bytes | memoryview]) -> None:
+        """Count records that wait for their commit."""
+        if self.meters and (meters := self.of(name)):
+            size = sum(map(len, records))
+            for meter in meters:
+                meter.pending += size
 
     def appended(self, name: str, size: int) -> None:
         """Count bytes that are committed now."""
@@ -97,3 +99,20 @@ class Quotas:
             meter.bytes -= size
             if was_full and not meter.is_full:
                 self.freed(meter)
+
+
+class TopicCounts:
+    """Number of topics, of all and of channels."""
+
+    def __init__(self, count: Callable[[str], int]) -> None:
+        """`count` returns the number of topics with a prefix."""
+        self._counts = {prefix: count(prefix) for prefix in ("", CHANNEL_PREFIX)}
+
+    def of(self, prefix: str) -> int:
+        return self._counts[prefix]
+
+    def add(self, name: str, change: int) -> None:
+        """Count a topic more, or one less."""
+        for prefix in self._counts:
+            if name.startswith(prefix):
+                self._counts[prefix] += change
