@@ -81,7 +81,7 @@ DOORS = {
     },
     ("server", "log"): {
         *("store", "embedded", "layout", "disk"),
-        *("batch.staging", "read.index", "read.raw"),
+        *("batch.staging", "read.index", "read.raw", "shared_file"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

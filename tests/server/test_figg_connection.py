@@ -18,7 +18,7 @@ from headrace.server.diagnostics import Metrics
 from headrace.server.loop import TURN_PIECES_MAX
 from headrace.server.topic_connection import FiggConnection
 from tests.fakes.store import StepStore
-from tests.server.step_server import health_of
+from tests.server.step_server import open_to_all
 from tests.system.figg import foreign as figg
 
 WAIT_S = 10.0
@@ -41,7 +41,7 @@ class Figg:
 
         broker.subscribe = record  # type: ignore[method-assign]
         self.connections = Connections(
-            broker, config.limits, Metrics(), health_of(self.store.store)
+            broker, config.limits, Metrics(), *open_to_all(self.store.store)
         )
 
     async def listen(self) -> None:

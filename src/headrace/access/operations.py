@@ -9,6 +9,7 @@ class NameKind(Enum):
 
     TOPIC = "topic"
     READER = "reader"
+    PRODUCER = "producer"
     MEMBER = "CHANNEL/PROCESSOR"
     USER = "user"
     SERVER = "server"
@@ -30,7 +31,7 @@ class Operation(StrEnum):
     CURSORS = "cursors"
     """Move or delete the cursors of a reader. The name is the reader's."""
     BATCHES = "batches"
-    """Upload records for a topic, and append them as a batch."""
+    """Append batches as a producer, whose name it is. Uploads need `publish` on each of their topics too."""
     JOIN = "join"
     """Join a channel as a processor: receive, send, acknowledge, upload states, leave."""
     ACT = "as"
@@ -42,6 +43,7 @@ class Operation(StrEnum):
 NAME_KINDS = {
     **dict.fromkeys(Operation, NameKind.TOPIC),
     Operation.CURSORS: NameKind.READER,
+    Operation.BATCHES: NameKind.PRODUCER,
     Operation.JOIN: NameKind.MEMBER,
     Operation.ACT: NameKind.USER,
     Operation.ADMIN: NameKind.SERVER,

@@ -21,6 +21,7 @@ from headrace.config.protocols import (
 )
 from headrace.config.values import (
     Address,
+    HostNames,
     Origins,
     ReaderNames,
     count,
@@ -61,6 +62,19 @@ class Listen:
         Origins((Origins.SAME_HOST,)),
         "Pages that may connect from a browser, by their `Origin` header.",
         reloads=True,
+    )
+    hosts: HostNames = setting(
+        HostNames(),
+        "Names by which clients may call a server without access control, besides `localhost` and "
+        "loopback addresses. Requests for other hosts get 421: a page of another site may have pointed its "
+        "own name at this machine.",
+        reloads=True,
+    )
+    insecure_open: bool = setting(
+        default=False,
+        doc="Listen on addresses that other machines reach, although there is no access control. Everyone "
+        "who reaches them may then do everything. `/healthz` shows it.",
+        flag="--insecure-open",
     )
 
 

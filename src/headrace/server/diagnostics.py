@@ -1,22 +1,26 @@
 """Diagnostics for operators: log lines on standard error, counters for Prometheus, the health check."""
 
-import json
 import logging
 import sys
 from itertools import product
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from headrace.access.operations import Operation
 from headrace.config.settings import Config, LogFormat
 from headrace.log.store import Store
 from headrace.model import Refusal
-from headrace.printing import masked, one_line
+from headrace.printing import masked, one_line, printable_json
 from headrace.server.clock import SteadyClock
+
+if TYPE_CHECKING:
+    from headrace.server.access import Access
 
 COUNTERS = {
     "connections_total": "Connections of Figg and Wombat clients accepted.",
     "connections_refused_total": "Connections refused because connections_max was reached.",
     "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
     "http_requests_refused_total": "HTTP requests that broke a limit of size, number or time.",
+    "credentials_refused_total": "Times that credentials were wrong, revoked or expired.",
     "records_published_total": "Records received from publishers.",
     "subscriptions_total": "Subscriptions started.",
     "duplicates_refused_total": "Publishes, events, messages and batches that were received before.",
@@ -41,9 +45,14 @@ REFUSALS_HELP = "Publishes that were refused and would be refused again, by prot
 REFUSING_PROTOCOLS = ("figg", "wombat")
 
 
+ACCESS_HELP = "Decisions of access control, by operation and outcome."
+OUTCOMES = ("denied", "allowed")
+
+
 class Metrics:
     def __init__(self) -> None:
         self._counts = dict.fromkeys(COUNTERS, 0)
+        self._decisions = dict.fromkeys(product(Operation, OUTCOMES), 0)
         self._refusals = dict.fromkeys(product(REFUSING_PROTOCOLS, Refusal), 0)
 
     def count(self, name: str, amount: int = 1) -> None:
@@ -51,6 +60,9 @@ class Metrics:
 
     def count_refusal(self, protocol: str, why: Refusal) -> None:
         self._refusals[protocol, why] += 1
+
+    def count_access(self, operation: Operation, *, is_allowed: bool) -> None:
+        self._decisions[operation, OUTCOMES[is_allowed]] += 1
 
     def text(self, gauges: dict[str, int]) -> str:
         lines: list[str] = []
@@ -61,6 +73,11 @@ class Metrics:
             for (protocol, why), value in self._refusals.items()
         }
         lines += _described("refusals_total", "counter", REFUSALS_HELP, refusals)
+        decisions = {
+            f'{{operation="{operation}",outcome="{outcome}"}}': value
+            for (operation, outcome), value in self._decisions.items()
+        }
+        lines += _described("access_decisions_total", "counter", ACCESS_HELP, decisions)
         for name, help_text in GAUGES.items():
             lines += _described(name, "gauge", help_text, {"": gauges[name]})
         return "\n".join(lines) + "\n"
@@ -75,6 +92,7 @@ def _described(name: str, kind: str, help_text: str, values: dict[str, int]) -> 
 class Health(NamedTuple):
     store: Store
     clock: SteadyClock
+    access: "Access"
 
     def answer(self) -> tuple[int, dict[str, str]]:
         """Return the status and body of an answer to `/healthz`."""
@@ -82,6 +100,8 @@ class Health(NamedTuple):
         body = {"status": reason or "ok"}
         if self.clock.trouble:
             body["clock"] = self.clock.trouble  # publishes are still accepted
+        if self.access.trouble:
+            body["access"] = self.access.trouble
         return 503 if reason else 200, body
 
 
@@ -118,4 +138,4 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return printable_json(entry)

@@ -13,8 +13,10 @@ from typing import cast
 
 import httptools
 
+from headrace.access.principals import Principal
 from headrace.config.values import Origins
 from headrace.printing import quoted
+from headrace.server.access import MISDIRECTED, bearer
 from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
@@ -55,6 +57,7 @@ class _Answer(RequestRefusedError):  # noqa: N818
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(status, text)
         self.headers = headers
+        self.delay_s = 0.0
 
 
 class Handshake(asyncio.Protocol):
@@ -128,6 +131,8 @@ class Handshake(asyncio.Protocol):
             raise RequestRefusedError(
                 413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
             )
+        if not self._door.shared.access.knows_host(self._headers.get("host", ())):
+            raise _Answer(421, MISDIRECTED)
         path = self._url.partition(b"?")[0].decode("latin-1")
         shared = self._door.shared
         if path == "/healthz":
@@ -162,7 +167,24 @@ class Handshake(asyncio.Protocol):
             why = "the server is stopping" if shared.draining else "connections_max is reached"
             self._refused(why)
             raise _Answer(503, why)
-        return make()
+        principal = self._principal()
+        connection = make()
+        connection.principal = principal
+        return connection
+
+    def _principal(self) -> Principal:
+        """Return who the peer is by its `Authorization` header, without which a message may tell."""
+        access, shown = self._door.shared.access, self._headers.get("authorization")
+        if shown is None or not access.is_on:
+            return access.anonymous
+        token, address = bearer(shown), peer_name(self._transport).rpartition(":")[0]
+        found = access.identify(token or "", address, self._door.shared.loop.time())
+        if isinstance(found, Principal):
+            return found
+        self._refused(found.reason)
+        refusal = _Answer(401, found.reason, WWW_Authenticate="Bearer")
+        refusal.delay_s = found.delay_s
+        raise refusal
 
     def _refused(self, why: str) -> None:
         self._door.shared.refused(peer_name(self._transport), why)
@@ -199,6 +221,11 @@ class Handshake(asyncio.Protocol):
 
     def _answer(self, refusal: RequestRefusedError) -> None:
         headers = {}
+        if isinstance(refusal, _Answer) and refusal.delay_s:
+            self._answered = True  # nothing more is read
+            delay_s, refusal.delay_s = refusal.delay_s, 0.0
+            self._door.shared.loop.call_later(delay_s, self._answer, refusal)
+            return
         if isinstance(refusal, _Answer):
             headers = refusal.headers
         elif str(refusal) == TLS_ON_PLAIN_PORT:

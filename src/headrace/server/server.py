@@ -40,7 +40,7 @@ from headrace.picows_adapter import check_can_serve
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
-from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.access import Access, load_hook
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
@@ -54,7 +54,7 @@ from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
-from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
+from headrace.server.reload import Hangup, LoadConfig, merge
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
@@ -109,8 +109,6 @@ class Server:
         self._config = config
         self._load = load
         self._hangup = hangup
-        self._tokens = list(config.access.token)
-        """Shared with everything that checks tokens, so a reload changes the list in place."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
@@ -126,8 +124,10 @@ class Server:
         layout.make(disk)
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
+        self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
+        self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
         for sentence in old_names(config):
             logger.warning("%s", sentence)
         boot_id = journal.boot_id()
@@ -171,7 +171,11 @@ class Server:
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
         connections = self._connections = Connections(
-            self._broker, config.limits, self._metrics, Health(self._store, clock)
+            self._broker,
+            config.limits,
+            self._metrics,
+            Health(self._store, clock, self._access),
+            self._access,
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -179,7 +183,7 @@ class Server:
             self._runner,
             EventIds(root),
             config.logux,
-            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
+            load_hook("logux.verify", config.logux.verify),
             load_hook("logux.filter", config.logux.filter),
             clock.now_ms,
         )
@@ -201,9 +205,7 @@ class Server:
         self._broker.channels = channels.committed
         connections.readers.moved = channels.readers_moved
         self._store.batches.take_over(CHANNEL_PREFIX, BatchMessages(channels, self._runner))
-        self._channel_connections = ChannelConnections(
-            connections, channels, config.channels, Credentials(self._tokens, of="channels")
-        )
+        self._channel_connections = ChannelConnections(connections, channels, config.channels)
         routes: dict[str, Route] = {
             wombat.PATH: _only(wombat.PATH, partial(WombatConnection, self._wombats)),
             channel.PATH: _only(
@@ -231,7 +233,7 @@ class Server:
             clock,
             requests,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
-            self._tokens,
+            self._access,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -248,7 +250,6 @@ class Server:
         self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         if self._hangup.is_end_of_terminal:
             self._hung_up()  # SIGHUP was ignored when the terminal closed
-        warn_of_open_listeners(config, connections.listeners)
         # Objects from the start stay alive, so the collector need not examine them again and again.
         gc.collect()
         gc.freeze()
@@ -350,8 +351,6 @@ class Server:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
             self._apply(found.config)
-            if TOKENS in found.changed:
-                warn_of_open_listeners(found.config, self._connections.listeners)
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(
@@ -363,7 +362,7 @@ class Server:
     def _apply(self, config: Config) -> None:
         self._config = config
         diagnostics.set_level(config)
-        self._tokens[:] = config.access.token
+        self._access.reload(config)
         self._door.origins = config.listen.origins
         self._connections.limits = self._connections.refusals.limits = config.limits
         self._http_shared.connections_max = config.limits.connections_max
@@ -397,6 +396,7 @@ class Server:
                 self._clock.tick()
                 self._clock_file.tick(self._clock)
                 self._store.tick(now_s)
+                self._access.tick(self._loop.time(), self._runner)
                 self._connections.tick()
                 self._connections.readers.tick(self._loop.time())
                 self._wombats.tick(self._loop.time())

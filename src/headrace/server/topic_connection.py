@@ -8,11 +8,14 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from headrace.access.operations import Operation
+from headrace.access.principals import OPEN
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.readers import Claim
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
-from headrace.model import Position, Refusal
+from headrace.model import Position, Refusal, RefusedPublish
 from headrace.printing import quoted
+from headrace.server.access import asked_for
 from headrace.server.connection import Connection, Connections, Pause
 from headrace.server.listeners import recognise
 from headrace.server.websocket import HeardConnection, HeardConnections
@@ -72,6 +75,12 @@ class TopicConnection(Connection):
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
+        if self.principal is not OPEN:
+            publishable = self._publishable
+            for topic in records:
+                if publishable.get(topic) is not True and not self._may_publish(topic):
+                    self._forbid_publish(command, topic)
+                    return
         self._shared.metrics.count("records_published_total", sum(map(len, records.values())))
         try:
             self._shared.broker.publish(records, lambda: self._stored(unit, size))
@@ -81,7 +90,21 @@ class TopicConnection(Connection):
             return
         self._under_way(size)
 
+    def _forbid_publish(self, command: Publish, topic: str) -> None:
+        """Refuse a unit as a whole: one of its topics is not for this peer. Nothing of it is stored."""
+        reason = f"the credentials are not for publishing to {quoted(topic)}"
+        code, refused = (
+            websocket.POLICY_VIOLATION,
+            RefusedPublish(Refusal.FORBIDDEN, command.unit.lowest),
+        )
+        self._refuse(self._session.refuse_publish(reason, code, refused))
+
     def _attach(self, command: AttachCommand) -> None:
+        if not self.is_granted(Operation.SUBSCRIBE, command.topic):
+            reason = f"the credentials are not for subscribing to {quoted(command.topic)}"
+            # The peer would connect and ask again at once, as after a refused publish.
+            self._refuse(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
+            return
         if not self._has_room(command.topic):
             return
         if self._subscriptions is None:
@@ -125,6 +148,14 @@ class TopicConnection(Connection):
     # Named readers
 
     def _read(self, command: readers.Read) -> None:
+        for operation, name in (
+            (Operation.SUBSCRIBE, command.topic),
+            (Operation.CURSORS, command.reader),
+        ):
+            if not self.is_granted(operation, name):
+                reason = f"the credentials are not for {asked_for(operation, name)}"
+                self._session.tell_reader(readers.Lost(command.topic, readers.REFUSED, reason))
+                return
         if not self._has_room(command.topic):
             return
         self._shared.metrics.count("subscriptions_total")
