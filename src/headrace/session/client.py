@@ -65,6 +65,12 @@ class LinkedSession(ABC, Generic[E]):
         """Round trip of the last answered ping, None before the first."""
         self._refused = False
         """True if no further connection can succeed."""
+        self.token: str | None = None
+        """Token to show to the server. The caller sets it before `opened`."""
+        self.token_changes = False
+        """True if the next connection may have another token."""
+        self.renew_at = inf
+        """Time to call `renew` with a new token, if the application can provide one."""
 
     @property
     @abstractmethod
@@ -82,6 +88,14 @@ class LinkedSession(ABC, Generic[E]):
 
         `state` stays CONNECTING until the server has proved that it speaks the protocol.
         """
+
+    def renew(self, token: str, now: float) -> None:
+        """Show a new token on the open connection, if the protocol can. Nothing else is interrupted."""
+        self.token = token
+
+    def explain(self, reason: str) -> str:
+        """Return the reason for the end of a connection, with what the session knows about its cause."""
+        return reason
 
     def hung_up(self, reason: str, now: float) -> list[E]:
         """Note that the server itself has ended the connection; `disconnected` follows."""

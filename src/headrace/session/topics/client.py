@@ -40,7 +40,15 @@ from headrace.model import (
     check_reader_name,
     check_topic_name,
 )
-from headrace.session.client import Broken, ConnectionState, LinkedSession, unanswered
+from headrace.session.client import (
+    AUTH,
+    Broken,
+    ConnectionRefused,
+    ConnectionState,
+    Finished,
+    LinkedSession,
+    unanswered,
+)
 from headrace.session.topics.events import (
     Event,
     Place,
@@ -52,7 +60,7 @@ from headrace.session.topics.events import (
 from headrace.session.topics.readers import ClientReaders
 from headrace.session.topics.topics import ClientTopics
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 
 REFUSALS_MAX = 3
 """Connections in a row that may end because of a publish before the client gives it up."""
@@ -60,6 +68,18 @@ REFUSAL_S = 15.0
 """Longest time between a publish and a hang-up because of it. A later hang-up has another reason."""
 
 _NAMES_CHECKED_MAX = 4096
+
+AUTH_ANSWER_S = 5.0
+"""Time limit for the answer to AUTH."""
+TOKENS_REFUSED_MAX = 3
+"""Different tokens in a row that a server may refuse before the client gives up."""
+RENEW_AT = 0.8
+"""Share of a token's remaining time after which the client renews the token."""
+
+_NO_TOKENS = (
+    "the server does not answer AUTH, so it does not know the token extension: connect without a token, or "
+    "update the server"
+)
 
 
 class Codec(Protocol):
@@ -70,6 +90,7 @@ class Codec(Protocol):
     def encode_detach(self, topic: str, /) -> bytes: ...
     def encode_of_reader(self, message: readers.ToServer, /) -> bytes: ...
     def encode_ping(self, timestamp: int, /) -> bytes: ...
+    def encode_auth(self, token: str, /) -> bytes: ...
 
 
 class ClientSession(LinkedSession[Event]):
@@ -90,6 +111,12 @@ class ClientSession(LinkedSession[Event]):
         super().__init__()
         self._reset_decoder()
         self._open = False
+        self._authenticating = False
+        """True from AUTH to its first answer. The session sends nothing else until then."""
+        self._answer_at = inf
+        """Time limit for the answer to AUTH."""
+        self._refused_token: str | None = None
+        self._tokens_refused = 0
         self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
         self._silent_s = silent_s
         self._connected_at = inf
@@ -113,7 +140,11 @@ class ClientSession(LinkedSession[Event]):
     @property
     def tick_at(self) -> float:
         return min(
-            self._ping_at, self._window.overdue_at, self._connected_at, self._readers.tick_at
+            self._ping_at,
+            self._window.overdue_at,
+            self._connected_at,
+            self._readers.tick_at,
+            self._answer_at,
         )
 
     @property
@@ -128,8 +159,27 @@ class ClientSession(LinkedSession[Event]):
 
     def opened(self, now: float) -> None:
         assert self.state is ConnectionState.CONNECTING and not self._open, self.state
-        self._open = True
         self._reset_decoder()
+        if self.token is None:
+            self._begin(now)
+            return
+        self._authenticating = True
+        self._send_token(now)
+
+    def renew(self, token: str, now: float) -> None:
+        if self._open:
+            self.token = token
+            self.renew_at = inf
+            self._send_token(now)
+
+    def _send_token(self, now: float) -> None:
+        assert self.token is not None
+        self._answer_at = now + AUTH_ANSWER_S
+        self._control.append(self._codec.encode_auth(self.token))
+
+    def _begin(self, now: float) -> None:
+        """Tell the server the state of this client."""
+        self._open = True
         if self._ping_interval_s < inf:
             self._ping(now)
             self._connected_at = now + self._silent_s
@@ -137,6 +187,9 @@ class ClientSession(LinkedSession[Event]):
             self.state = ConnectionState.CONNECTED
         self._topics.connected()
         self._readers.connected(now)
+
+    def explain(self, reason: str) -> str:
+        return f"{reason}: {_NO_TOKENS}" if self._authenticating else reason
 
     def hung_up(self, reason: str, now: float) -> list[Event]:
         window = self._window
@@ -249,14 +302,21 @@ class ClientSession(LinkedSession[Event]):
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
         events: list[Event] = []
         for message in self._decode(chunks):
+            if self._authenticating and not isinstance(message, tokens.ToClient):
+                self._take_too_early(message, events)
+                break
             self._take(message, now, events)
-            if events and type(events[-1]) is Broken:
+            if events and type(events[-1]) in (Broken, Finished):
                 break
             self._heard = True
             self._connected()
         return events
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
+        if now >= self._answer_at:
+            if reading:
+                return [Broken(_NO_TOKENS if self._authenticating else "AUTH is unanswered")]
+            self._answer_at = now + AUTH_ANSWER_S
         if not self._open:
             return []
         if now >= self._connected_at:
@@ -275,6 +335,9 @@ class ClientSession(LinkedSession[Event]):
         return events
 
     def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        if self._authenticating:
+            frames, self._control = self._control, []
+            return frames
         if not self._open:
             return []
         self._readers.flush(now)
@@ -305,6 +368,43 @@ class ClientSession(LinkedSession[Event]):
     def _connected(self) -> None:
         self.state = ConnectionState.CONNECTED
         self._connected_at = inf
+
+    def _auth_answer(self, answer: tokens.ToClient, now: float, events: list[Event]) -> None:
+        self._answer_at = inf
+        if isinstance(answer, tokens.AuthRefused):
+            self._auth_refused(answer, events)
+            return
+        self._refused_token = None
+        self._tokens_refused = 0
+        if answer.valid_ms:
+            self.renew_at = now + RENEW_AT * answer.valid_ms / 1000
+        if self._authenticating:
+            self._authenticating = False
+            self._begin(now)
+
+    def _auth_refused(self, answer: tokens.AuthRefused, events: list[Event]) -> None:
+        reason = f"the server refuses the credentials: {answer.reason}"
+        if answer.code == tokens.FORBIDDEN:
+            reason = answer.reason
+        self._authenticating = False  # the server knows the extension
+        if answer.code == tokens.LATER or self._may_try_again(answer.code):
+            events.append(Broken(reason))
+            return
+        self._refused = True
+        events += [ConnectionRefused(AUTH, reason), Finished(reason)]
+
+    def _may_try_again(self, code: int) -> bool:
+        """True if the application may provide a better token than the one that was refused."""
+        is_same = self.token == self._refused_token
+        self._refused_token = self.token
+        self._tokens_refused += 1
+        if code != tokens.CREDENTIALS or not self.token_changes or is_same:
+            return False
+        return self._tokens_refused < TOKENS_REFUSED_MAX
+
+    def _take_too_early(self, message: Any, events: list[Event]) -> None:
+        reason = getattr(message, "reason", "it answers AUTH with another message")
+        events.append(Broken(f"the server broke the protocol: {reason}"))
 
     def _acknowledge(self, count: int, events: list[Event]) -> None:
         self._window.acknowledge(count)
@@ -350,8 +450,8 @@ class ClientSession(LinkedSession[Event]):
         self._control.append(self._codec.encode_ping(timestamp))
 
     def _forget_connection(self) -> None:
-        self._open = False
-        self._ping_at = self._connected_at = inf
+        self._open = self._authenticating = False
+        self._ping_at = self._connected_at = self._answer_at = self.renew_at = inf
         self._sure_until = -inf
         self._pings.clear()
         self._control.clear()
