@@ -313,7 +313,7 @@ class TopicSession(ServerSession):
         return data
 
     def _take_publish(self, command: Publish, commands: list[Command]) -> None:
-        """Add a publish to the commands of its read, at the front: a refused message must not lose the publish.
+        """Add a publish to the commands of its read, at the front: a refused message must not lose it.
 
         But a publish that comes together with a token is carried out with the rights of that token.
         """
