@@ -6,10 +6,17 @@ from typing import Any
 
 import pytest
 
-from headrace.session.client import AUTH, Broken, ConnectionRefused, ConnectionState, Finished
+from headrace.session.client import (
+    AUTH,
+    TOKENS_REFUSED_MAX,
+    Broken,
+    ConnectionRefused,
+    ConnectionState,
+    Finished,
+)
 from headrace.session.figg import FiggClientSession, FiggServerSession
 from headrace.session.server import AttachCommand, Authenticate, Close, Publish
-from headrace.session.topics.client import AUTH_ANSWER_S, RENEW_AT, TOKENS_REFUSED_MAX
+from headrace.session.topics.client import AUTH_ANSWER_S, RENEW_AT
 from headrace.session.wombat import WombatClientSession, WombatServerSession
 from headrace.wire import tokens
 from headrace.wire.figg import messages as figg

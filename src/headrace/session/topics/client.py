@@ -41,9 +41,7 @@ from headrace.model import (
     check_topic_name,
 )
 from headrace.session.client import (
-    AUTH,
     Broken,
-    ConnectionRefused,
     ConnectionState,
     Finished,
     LinkedSession,
@@ -71,10 +69,10 @@ _NAMES_CHECKED_MAX = 4096
 
 AUTH_ANSWER_S = 5.0
 """Time limit for the answer to AUTH."""
-TOKENS_REFUSED_MAX = 3
-"""Different tokens in a row that a server may refuse before the client gives up."""
 RENEW_AT = 0.8
 """Share of a token's remaining time after which the client renews the token."""
+RENEW_S_MIN = 0.5
+"""Shortest time until a renewal: the application may return a token that expires in a moment."""
 
 _NO_TOKENS = (
     "the server does not answer AUTH, so it does not know the token extension: connect without a token, or "
@@ -115,8 +113,6 @@ class ClientSession(LinkedSession[Event]):
         """True from AUTH to its first answer. The session sends nothing else until then."""
         self._answer_at = inf
         """Time limit for the answer to AUTH."""
-        self._refused_token: str | None = None
-        self._tokens_refused = 0
         self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
         self._silent_s = silent_s
         self._connected_at = inf
@@ -374,10 +370,9 @@ class ClientSession(LinkedSession[Event]):
         if isinstance(answer, tokens.AuthRefused):
             self._auth_refused(answer, events)
             return
-        self._refused_token = None
-        self._tokens_refused = 0
+        self._token_accepted()
         if answer.valid_ms:
-            self.renew_at = now + RENEW_AT * answer.valid_ms / 1000
+            self.renew_at = now + max(RENEW_AT * answer.valid_ms / 1000, RENEW_S_MIN)
         if self._authenticating:
             self._authenticating = False
             self._begin(now)
@@ -387,20 +382,10 @@ class ClientSession(LinkedSession[Event]):
         if answer.code == tokens.FORBIDDEN:
             reason = answer.reason
         self._authenticating = False  # the server knows the extension
-        if answer.code == tokens.LATER or self._may_try_again(answer.code):
-            events.append(Broken(reason))
-            return
-        self._refused = True
-        events += [ConnectionRefused(AUTH, reason), Finished(reason)]
-
-    def _may_try_again(self, code: int) -> bool:
-        """True if the application may provide a better token than the one that was refused."""
-        is_same = self.token == self._refused_token
-        self._refused_token = self.token
-        self._tokens_refused += 1
-        if code != tokens.CREDENTIALS or not self.token_changes or is_same:
-            return False
-        return self._tokens_refused < TOKENS_REFUSED_MAX
+        is_last = answer.code != tokens.LATER
+        if answer.code == tokens.CREDENTIALS and self._may_try_again():
+            is_last = False
+        events += self.refuse(reason) if is_last else [Broken(reason)]
 
     def _take_too_early(self, message: Any, events: list[Event]) -> None:
         reason = getattr(message, "reason", "it answers AUTH with another message")
