@@ -16,8 +16,9 @@ MAY_IMPORT = {
     "printing": set(),
     "model": {"errors", "printing"},
     "picows_adapter": {"errors"},
+    "access": BASE,
     "payload": BASE,
-    "config": BASE,
+    "config": BASE | {"access"},
     "wire": BASE | {"payload"},
     "session": BASE | {"wire", "payload"},
     "log": BASE | {"config"},
@@ -25,11 +26,12 @@ MAY_IMPORT = {
     "lake": BASE,
     "client": BASE | {"picows_adapter", "wire", "session", "payload", "lake"},
     "server": BASE
-    | {"picows_adapter", "config", "payload", "wire", "session", "broker", "log", ""},
+    | {"access", "picows_adapter", "config", "payload", "wire", "session", "broker", "log", ""},
     "reader": BASE | {"log"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
-    "cli": BASE | {"config", "payload", "client", "server", "log", "spark", "pipeline", ""},
+    "cli": BASE
+    | {"access", "config", "payload", "client", "server", "log", "spark", "pipeline", ""},
     "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
@@ -38,6 +40,7 @@ MAY_IMPORT = {
 """Parts of the package that each part may import; "" is the package itself."""
 
 MAY_NOT_IMPORT = {
+    "access": {"asyncio", "socket", "threading", "time", "os"},
     "wire": {"asyncio", "socket", "threading", "time", "os"},
     "session": {"asyncio", "socket", "threading", "time", "os"},
     "broker": {"socket"},
