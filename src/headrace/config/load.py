@@ -304,9 +304,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration file {file} is not valid TOML: {error}") from None
 
 
-def _flatten(
-    table: dict[str, Any], origin: str, section: str = ""
-) -> Iterator[tuple[str, object]]:
+def _flatten(table: dict[str, Any], origin: str, section: str = "") -> Iterator[tuple[str, object]]:
     for key, value in table.items():
         name = section + key
         if isinstance(value, dict) and name not in SETTINGS:

@@ -15,9 +15,10 @@ import httptools
 
 from headrace.config.values import Origins
 from headrace.printing import quoted
-from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0

@@ -45,7 +45,6 @@ from headrace.server.access import Credentials, load_hook, warn_of_open_listener
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
@@ -55,6 +54,7 @@ from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
+from headrace.server.peers.connections import Connections
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.tls import context as tls_context
 from headrace.server.tls.transport import TlsGate

@@ -24,7 +24,9 @@ def validity(der: bytes) -> tuple[float, float]:
     """Return the times from which and until which a certificate is valid, in seconds since 1970."""
     try:
         certificate = _only(_elements(der))
-        fields = [one for one in _elements(next(_elements(certificate)).content) if one.tag != _VERSION]
+        fields = [
+            one for one in _elements(next(_elements(certificate)).content) if one.tag != _VERSION
+        ]
         times = [_seconds(one) for one in _elements(fields[_FIELDS_BEFORE_VALIDITY].content)]
         begins_s, expires_s = times
     except (IndexError, StopIteration, ValueError) as error:

@@ -22,7 +22,6 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.server.connection import DISCARDED_BYTES_MAX, hang_up, peer_name
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
@@ -32,6 +31,8 @@ from headrace.server.http.requests import (
     RequestRefusedError,
 )
 from headrace.server.listeners import http_answer
+from headrace.server.listeners import http_answer
+from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
 from headrace.server.tls.transport import TlsGate, TlsTransport
 
 REQUEST_TIMEOUT_S = 10.0

@@ -61,7 +61,9 @@ def _read(name: str, path: str) -> str:
     except OSError as error:
         raise _wrong(name, path, f"cannot be read: {error.strerror}") from None
     if "-----BEGIN " not in text:
-        raise _wrong(name, path, "is not PEM: it must have lines such as -----BEGIN CERTIFICATE-----")
+        raise _wrong(
+            name, path, "is not PEM: it must have lines such as -----BEGIN CERTIFICATE-----"
+        )
     return text
 
 
@@ -70,7 +72,9 @@ def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
         # Without a function, OpenSSL would ask for the passphrase on the terminal.
         context.load_cert_chain(cert, key, password=_no_passphrase)
     except _PassphraseError:
-        raise _wrong("key", key, "has a passphrase, and nobody can type it: store it without") from None
+        raise _wrong(
+            "key", key, "has a passphrase, and nobody can type it: store it without"
+        ) from None
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise _wrong("key", key, f"is not the key of the certificate {quoted(cert)}") from None

@@ -14,7 +14,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from headrace.server.connection import hang_up, peer_name
+from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.listeners import TLS_HELLO, plain_on_tls_port
 
 HANDSHAKE_TIMEOUT_S = 10.0
