@@ -8,7 +8,7 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from headrace.config.load import RULE_SETTINGS, SETTINGS, value_of, with_value
 from headrace.config.settings import Config, PrefixRule

@@ -57,7 +57,7 @@ from headrace.server.loop import LoopRunner
 from headrace.server.peers.connections import Connections
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.tls import context as tls_context
-from headrace.server.tls.transport import TlsGate
+from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
@@ -217,15 +217,15 @@ class Server:
         }
         door = self._door = Door(connections, routes, config.listen.origins)
         connections.listeners = {name: str(address_of(sock)) for name, sock in sockets.items()}
-        protocols: dict[str, Callable[[], asyncio.Protocol]] = {
+        protocols: dict[str, MakeProtocol] = {
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
         gate = self._gate = TlsGate(tls, connections.refused) if tls is not None else None
         for name, make in protocols.items():
-            if gate is not None and config.listen.tls.covers(name):
-                make = gate.wrap(make)
-            listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
+            has_tls = config.listen.tls.covers(name)
+            factory = gate.wrap(make) if gate is not None and has_tls else make
+            listener = await self._loop.create_server(factory, sock=sockets[name], backlog=BACKLOG)
             self._listeners.append(listener)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)

@@ -31,7 +31,6 @@ from headrace.server.http.requests import (
     RequestRefusedError,
 )
 from headrace.server.listeners import http_answer
-from headrace.server.listeners import http_answer
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
 from headrace.server.tls.transport import TlsGate, TlsTransport
 

@@ -10,12 +10,13 @@ them. Received bytes are decrypted at once. While decrypted bytes wait, the sock
 """
 
 import asyncio
+import contextlib
 import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
-from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.listeners import TLS_HELLO, plain_on_tls_port
+from headrace.server.peers.hangup import hang_up, peer_name
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Time in which the handshake must be complete, counted from the connection."""
@@ -352,10 +353,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._wrote_end:
             return
         self._wrote_end = True
-        try:
+        with contextlib.suppress(ssl.SSLError):  # most often: the peer has not answered yet
             self._tls.unwrap()
-        except ssl.SSLError:
-            pass  # most often: the peer has not answered yet
         self._flush()
 
     def _flush(self) -> None:
