@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headrace.config.settings import Tls, TlsVersion
 from headrace.errors import ConfigError
 from headrace.printing import quoted
+from headrace.tls import PassphraseError, no_passphrase
 from headrace.wire.x509 import BadCertificateError, validity
 
 _VERSIONS = {
@@ -70,8 +71,8 @@ def _read(name: str, path: str) -> str:
 def _load_pair(context: ssl.SSLContext, cert: str, key: str) -> None:
     try:
         # Without a function, OpenSSL would ask for the passphrase on the terminal.
-        context.load_cert_chain(cert, key, password=_no_passphrase)
-    except _PassphraseError:
+        context.load_cert_chain(cert, key, password=no_passphrase)
+    except PassphraseError:
         raise _wrong(
             "key", key, "has a passphrase, and nobody can type it: store it without"
         ) from None
@@ -116,14 +117,6 @@ def _times_of(path: str, text: str, now_s: float) -> tuple[float, list[str]]:
     elif now_s < begins_s:
         warnings.append(f"{named} is not valid yet: clients refuse it, or a clock is wrong")
     return expires_s, warnings
-
-
-class _PassphraseError(Exception):
-    """Raised instead of asking for a passphrase."""
-
-
-def _no_passphrase() -> str:
-    raise _PassphraseError
 
 
 def _wrong(name: str, path: str, why: str) -> ConfigError:
