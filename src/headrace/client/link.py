@@ -4,10 +4,12 @@
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from os import PathLike
 from ssl import SSLContext
 from time import monotonic
 from typing import Any, Generic, TypedDict
@@ -16,6 +18,7 @@ from headrace.client.token import NoTokenError, Token, TokenSource, check_token,
 from headrace.client.transport import CLOSED_BY_SERVER, WRITE_BYTES_MAX, MakeConnection, Transport
 from headrace.errors import ConfigError
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
+from headrace.tls import TlsFiles
 
 Backoff = Callable[[int], float]
 """Return the seconds to wait after the failed attempt with this number. Attempts count from 0. They start
@@ -57,9 +60,32 @@ class LinkOptions:
     flush_timeout_s: float = 5.0
     """Seconds that closing waits for the server to have everything; 0: it does not wait."""
 
+    ca: str | PathLike[str] | None = None
+    """File in PEM with the authorities that a server's certificate may come from, for URLs that begin with
+    `figgs`, `wombats`, `loguxs` or `channels`. None: the system's authorities."""
+
+    cert: str | PathLike[str] | None = None
+    """File in PEM with the client's own certificate, for servers that know clients by theirs."""
+
+    key: str | PathLike[str] | None = None
+    """File in PEM with the key of that certificate. None: the key is in the same file."""
+
     ssl: SSLContext | None = None
-    """TLS context that verifies a server whose URL begins with `wombats`, `loguxs` or `channels`; None: its
-    name and the system's authorities."""
+    """TLS context in place of `ca`, `cert` and `key`, for other requirements."""
+
+    def tls_context(self, url: str, *, is_encrypted: bool) -> SSLContext | None:
+        """Return the context for a URL; None without TLS. Raises `ConfigError`."""
+        files = TlsFiles(*(os.fspath(one or "") for one in (self.ca, self.cert, self.key)))
+        if not is_encrypted and (self.ssl is not None or any(files)):
+            scheme, _, rest = url.partition("://")
+            raise ConfigError(
+                f"{url} is not encrypted: `ssl`, `ca`, `cert` and `key` are for {scheme}s://{rest}"
+            )
+        if self.ssl is not None and any(files):
+            raise ConfigError(
+                "`ssl` takes the place of `ca`, `cert` and `key`: give one or the other"
+            )
+        return (self.ssl or files.context()) if is_encrypted else None
 
     token: Any = field(default=None, repr=False)
     """Token to show to the server, or a function that returns one and may be asynchronous. The function is
@@ -120,7 +146,15 @@ def check_json(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a JSON value, not {value!r}")
 
 
-class LinkOptionsDict(TypedDict, total=False):
+class TlsOptions(TypedDict, total=False):
+    """The options that name files for TLS, as keyword arguments."""
+
+    ca: str | PathLike[str] | None
+    cert: str | PathLike[str] | None
+    key: str | PathLike[str] | None
+
+
+class LinkOptionsDict(TlsOptions, total=False):
     """The same options as keyword arguments."""
 
     connect_timeout_s: float | None
