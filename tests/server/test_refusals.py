@@ -15,8 +15,8 @@ import pytest
 
 from headrace.config.settings import Limits
 from headrace.model import CHANNEL_PREFIX, Refusal
-from headrace.server.connection import Pause
 from headrace.server.diagnostics import Metrics
+from headrace.server.peers.pause import Pause
 from headrace.server.refusals import ADDRESSES_MAX, FORGOTTEN_AFTER_S, Refusals
 from tests.server.test_figg_connection import WAIT_S, Figg
 from tests.system.figg import foreign as figg

@@ -55,11 +55,12 @@ class MemberFlags(NamedTuple):
     ]
     http: options.Http = None
     token: options.Token = None
+    tls: options.TlsFlags = options.TlsFlags()
     timeout_s: options.Timeout = 5.0
 
     @property
     def _api(self) -> HttpApi:
-        return options.http_api(self.http, self.token)
+        return options.http_api(self.http, self.token, self.tls.files)
 
     def is_member(self) -> bool:
         try:

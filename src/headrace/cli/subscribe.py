@@ -169,7 +169,7 @@ def print_records(
         raise UsageError(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
-    api = options.http_api(connection.http, connection.token)
+    api = options.http_api(connection.http, connection.token, connection.tls.files)
     end = None
     if until_end:
         found = _find(api, topic)
@@ -214,6 +214,7 @@ def print_records(
             url,
             connection.timeout_s,
             printer.print_all,
+            tls=connection.tls.files,
             patient=True,
             lake=lake,
             lake_options=lake_options,

@@ -14,6 +14,9 @@ from headrace.access.grants import parse_all
 from headrace.model import check_reader_name
 from headrace.printing import MASK
 
+FILE = r"^[^\x00]*\Z"
+"""Pattern of a setting that names a file, or nothing."""
+
 NUMBER_MAX = 2**62  # offsets and sizes stay well below the limits of files and SQLite
 
 
@@ -287,6 +290,27 @@ class ReaderNames(tuple[str, ...]):
         names = [] if value == "" else _texts(value)
         for name in names:
             check_reader_name(name)
+        return cls(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
+LISTENERS = ("figg", "ws", "http")
+"""Names of the listeners in the settings and in `LISTEN_FDNAMES`."""
+
+
+class ListenerNames(tuple[str, ...]):
+    """Some of the listeners."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a list, or a text with commas. Raises ValueError."""
+        names = [] if value == "" else [name.strip() for name in _texts(value)]
+        if not set(names) <= set(LISTENERS):
+            raise ValueError("not a listener")
         return cls(dict.fromkeys(names))
 
     def __str__(self) -> str:

@@ -136,6 +136,12 @@ class Access:
     def _is_valid(self, principal: Principal) -> bool:
         return self.is_current(principal) and not principal.is_expired(self._now_ms())
 
+    def valid_ms(self, principal: Principal) -> int:
+        """Return the milliseconds until the principal's credentials expire; 0 if they do not expire."""
+        if principal.expires_ms is None:
+            return 0
+        return max(1, principal.expires_ms - self._now_ms())
+
     def is_current(self, principal: Principal) -> bool:
         """False if the principal's credentials were revoked or changed."""
         if principal.kind in (Kind.OPEN, Kind.ANONYMOUS):

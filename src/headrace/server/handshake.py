@@ -17,9 +17,10 @@ from headrace.access.principals import Principal
 from headrace.config.values import Origins
 from headrace.printing import quoted
 from headrace.server.access import MISDIRECTED, bearer
-from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -34,6 +35,8 @@ BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
 
 _VERSION = "13"
+_BLANKS = " \t"
+"""Characters around a header's value that do not belong to it (RFC 9110 section 5.6.3)."""
 
 
 Route = Callable[[str], Callable[[], WebSocketConnection] | None]
@@ -94,7 +97,9 @@ class Handshake(asyncio.Protocol):
         try:
             end = self._meter.feed(self._parser, data)
             if self._connection is not None:
-                self._upgrade(self._connection, b"" if end is None else data[end:])
+                if end is None:
+                    raise _Answer(400, "the headers do not ask for an upgrade")
+                self._upgrade(self._connection, data[end:])
         except RequestRefusedError as refusal:
             self._answer(refusal)
 
@@ -116,7 +121,7 @@ class Handshake(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._meter.header(len(name) + len(value))
         key = name.decode("latin-1").lower()
-        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+        self._headers.setdefault(key, []).append(value.decode("latin-1").strip(_BLANKS))
 
     def on_headers_complete(self) -> None:
         self._method = self._parser.get_method().decode("latin-1")
@@ -244,7 +249,10 @@ class Handshake(asyncio.Protocol):
         return self._headers.get(name, [""])[0]
 
     def _tokens(self, name: str) -> set[str]:
-        return {token.strip().lower() for token in ",".join(self._headers.get(name, [])).split(",")}
+        return {
+            token.strip(_BLANKS).lower()
+            for token in ",".join(self._headers.get(name, [])).split(",")
+        }
 
     def _end_wait(self) -> None:
         if self._timer is not None:

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -44,7 +45,6 @@ from headrace.server.access import Access, load_hook
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.diagnostics import Health, Metrics
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
@@ -54,7 +54,10 @@ from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
+from headrace.server.peers.connections import Connections
 from headrace.server.reload import Hangup, LoadConfig, merge
+from headrace.server.tls import context as tls_context
+from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
@@ -125,6 +128,7 @@ class Server:
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
         self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
+        tls = self._load_tls(config)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
         self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
@@ -215,12 +219,15 @@ class Server:
         }
         door = self._door = Door(connections, routes, config.listen.origins)
         connections.listeners = {name: str(address_of(sock)) for name, sock in sockets.items()}
-        protocols: dict[str, Callable[[], asyncio.Protocol]] = {
+        protocols: dict[str, MakeProtocol] = {
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
+        gate = self._gate = TlsGate(tls, connections.refused) if tls is not None else None
         for name, make in protocols.items():
-            listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
+            has_tls = config.listen.tls.covers(name)
+            factory = gate.wrap(make) if gate is not None and has_tls else make
+            listener = await self._loop.create_server(factory, sock=sockets[name], backlog=BACKLOG)
             self._listeners.append(listener)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
@@ -241,7 +248,9 @@ class Server:
             memory=requests,
             refused=connections.request_refused,
         )
-        self._http = HttpListener(app, shared, sockets["http"])
+        self._http = HttpListener(
+            app, shared, sockets["http"], gate if config.listen.tls.covers("http") else None
+        )
         await self._http.start()
         self._retention = RetentionSweep(config, layout, self._store, self._runner)
         self._timer = self._loop.create_task(self._tick())
@@ -257,6 +266,23 @@ class Server:
         addresses = " ".join(f"{name}={at}" for name, at in connections.listeners.items())
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
+
+    def _load_tls(self, config: Config) -> ssl.SSLContext | None:
+        """Return the context of listeners with TLS; None without TLS. Raises `ConfigError`."""
+        if not config.listen.tls.cert:
+            return None
+        loaded = tls_context.load(config.listen.tls, time.time())
+        for sentence in loaded.warnings:
+            logger.warning("%s", sentence)
+        return loaded.context
+
+    def _reload_tls(self) -> None:
+        """Use the certificate in the files from now on. A bad one changes nothing."""
+        if self._gate is not None:
+            try:
+                self._gate.context = self._load_tls(self._config) or self._gate.context
+            except ConfigError as error:
+                logger.error("SIGHUP: the certificate in use stays: %s", error)
 
     def _channel_rules(self) -> Callable[[str], ChannelRule]:
         """Return a function of a channel's name. Raises `ConfigError` for a reducer that cannot be loaded."""
@@ -351,6 +377,7 @@ class Server:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
             self._apply(found.config)
+            self._reload_tls()
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(

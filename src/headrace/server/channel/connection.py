@@ -17,7 +17,9 @@ from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Refused, token_in
-from headrace.server.connection import PUBLISHABLE_MAX, Connections, Pause
+from headrace.server.peers.connection import PUBLISHABLE_MAX
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.pause import Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
 from headrace.session.server import Close

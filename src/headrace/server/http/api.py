@@ -25,7 +25,6 @@ from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import Access
 from headrace.server.clock import SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.gate import AccessGate, check_server, refused
@@ -33,6 +32,7 @@ from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts, RequestMemory
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
+from headrace.server.peers.connections import Connections
 
 PROTOCOLS = ("figg", "wombat", "logux", "channel")
 """The protocols of connections, as `Connection.protocol` names them."""

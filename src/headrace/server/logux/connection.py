@@ -26,8 +26,9 @@ from headrace.server.access import (
     user_of,
     verified,
 )
-from headrace.server.connection import Connections, Pause
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.pause import Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.logux.server import (
     AddEvents,
