@@ -52,6 +52,7 @@ ONLY_IN = {
     "uvicorn": {"server"},
     "starlette": {"server"},
     "httptools": {"server"},
+    "prometheus_client": {"server"},
     "psycopg": {"server"},
 }
 """Packages whose API, or internals, only one part of the package knows."""
@@ -80,7 +81,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("store", "embedded", "layout", "disk"),
+        *("records", "store", "embedded", "layout", "disk", "saved_time"),
         *("batch.staging", "read.index", "read.raw", "shared_file"),
     },
     ("client", "session"): {

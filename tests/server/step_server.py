@@ -17,8 +17,9 @@ from headrace.log.store import Store
 from headrace.model import Durability
 from headrace.server.access import Access
 from headrace.server.clock import SteadyClock
-from headrace.server.diagnostics import Health, Metrics
+from headrace.server.diagnostics import Health
 from headrace.server.logux.connection import Logux
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.connections import Connections
 from headrace.server.websocket import HeardConnections
 from tests.fakes.store import StepStore
@@ -131,7 +132,13 @@ def frames(data: bytes) -> Iterator[bytes]:
 def open_to_all(store: Store) -> tuple[Health, Access]:
     """Return a `Health` whose clock stands still, and no access control."""
     clock = SteadyClock(
-        ClockSettings(), wall_ms=lambda: 0, boot_ms=lambda: 0, boot_id="boot", known=None
+        ClockSettings(),
+        wall_ms=lambda: 0,
+        boot_ms=lambda: 0,
+        is_synchronised=lambda: False,
+        boot_id="boot",
+        saved=None,
+        newest_ms=0,
     )
     access = Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, Metrics())
     return Health(store, clock, access), access

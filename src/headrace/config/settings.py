@@ -31,7 +31,13 @@ from headrace.config.values import (
     setting,
     size,
 )
-from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
+from headrace.model import (
+    AUDIT_TOPIC,
+    CHANNEL_PREFIX,
+    LOGUX_PREFIX,
+    OLD_PREFIXES,
+    Durability,
+)
 from headrace.printing import quoted
 
 
@@ -263,8 +269,8 @@ class Retention:
 class ClockSettings:
     jump_s: float = seconds(
         60.0,
-        "Largest difference between the wall clock and the time that has passed. A larger one is a jump, "
-        "which the server follows once it is confirmed.",
+        "Largest step of the wall clock that the server follows, and largest sum of such steps in an hour. "
+        "A larger one is a jump, which the server follows once it is confirmed.",
         gt=0,
     )
     confirm_s: float = seconds(
@@ -272,7 +278,8 @@ class ClockSettings:
     )
     off_s: float = seconds(
         2_678_400.0,
-        "Longest time that the machine may have been off. After a reboot, a later time is a jump.",
+        "Longest time that the machine may have been off. After a reboot, the server follows a clock that "
+        "is up to this much later as soon as NTP has synchronised it. A later time is a jump.",
     )
 
 
@@ -306,6 +313,13 @@ BUILT_IN_RULES = (
     PrefixRule(prefix=CHANNEL_PREFIX, retention_age_s=0, retention_bytes=0),
     PrefixRule(prefix=LOGUX_PREFIX, retention_age_s=0, retention_bytes=0),
 )
+
+
+_ALWAYS_ON_DISK = (CHANNEL_PREFIX, AUDIT_TOPIC)
+"""Beginnings of topics that are on disk whatever the rules say: notes of channels, and the audit trail."""
+
+AUDIT_AGE_S = 31_536_000.0
+"""Age at which records of the audit trail are deleted, unless a rule for its topic says otherwise: a year."""
 
 
 class TopicRule(NamedTuple):
@@ -384,10 +398,12 @@ class Config:
             "grace_s": channels.grace_s,
             "last_state": channels.last_state,
         }
+        if topic == AUDIT_TOPIC:
+            values |= {"retention_age_s": AUDIT_AGE_S, "retention_bytes": 0}
         for rule in reversed(matching):
             values |= {key: own for key in values if (own := getattr(rule, key)) is not None}
-        if values["durability"] is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):
-            values["durability"] = Durability.WRITTEN  # the notes of a channel are always on disk
+        if values["durability"] is Durability.MEMORY and topic.startswith(_ALWAYS_ON_DISK):
+            values["durability"] = Durability.WRITTEN
         return TopicRule(**values)
 
 

@@ -32,7 +32,7 @@ from headrace.errors import ConfigError, DamagedTokensError, ListenError
 from headrace.log import shared_file
 from headrace.log.store import Runner
 from headrace.printing import quoted
-from headrace.server.diagnostics import Metrics
+from headrace.server.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 
@@ -97,21 +97,23 @@ class Access:
 
     # Who
 
-    def identify(self, token: str, address: str, now_s: float) -> Principal | Refused:
+    def identify(
+        self, token: str, address: str, now_s: float, protocol: str
+    ) -> Principal | Refused:
         """Return the principal of a peer that shows a token. Without access control, everyone is the same."""
         if not self.is_on:
             return OPEN
         known = self._index.find(token)
         if known is None:
-            return self._wrong(_UNKNOWN, address, now_s)
+            return self._wrong(_UNKNOWN, address, now_s, protocol)
         if known.is_revoked:
-            return self._wrong(_REVOKED, address, now_s)
+            return self._wrong(_REVOKED, address, now_s, protocol)
         if known.principal.is_expired(self._now_ms()):
-            return self._wrong(EXPIRED, address, now_s)
+            return self._wrong(EXPIRED, address, now_s, protocol)
         return known.principal
 
-    def _wrong(self, reason: str, address: str, now_s: float) -> Refused:
-        self._metrics.count("credentials_refused_total")
+    def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
+        self._metrics.count_credentials(protocol)
         delay_s = self._guesses.wrong(address, now_s)
         return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
 
@@ -122,7 +124,7 @@ class Access:
         if principal is OPEN:
             return True
         is_allowed = self._is_valid(principal) and principal.allows(operation, name)
-        self._metrics.count_access(operation, is_allowed=is_allowed)
+        self._metrics.count_decision(operation, is_allowed=is_allowed)
         return is_allowed
 
     def has(self, principal: Principal, operation: Operation) -> bool:

@@ -136,15 +136,16 @@ class Handshake(asyncio.Protocol):
             raise RequestRefusedError(
                 413, f"a body may have {BODY_BYTES_MAX} bytes, and needs none"
             )
-        if not self._door.shared.access.knows_host(self._headers.get("host", ())):
-            raise _Answer(421, MISDIRECTED)
         path = self._url.partition(b"?")[0].decode("latin-1")
         shared = self._door.shared
-        if path == "/healthz":
+        if path in ("/healthz", "/readyz"):
             if self._method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
-            status, body = shared.health.answer()
+            health = shared.health
+            status, body = health.answer() if path == "/healthz" else health.readiness()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
+        if not shared.access.knows_host(self._headers.get("host", ())):
+            raise _Answer(421, MISDIRECTED)
         routes = self._door.routes
         make = next((make for route in routes.values() if (make := route(path))), None)
         if make is None:
@@ -183,7 +184,7 @@ class Handshake(asyncio.Protocol):
         if shown is None or not access.is_on:
             return access.anonymous
         token, address = bearer(shown), peer_name(self._transport).rpartition(":")[0]
-        found = access.identify(token or "", address, self._door.shared.loop.time())
+        found = access.identify(token or "", address, self._door.shared.loop.time(), "http")
         if isinstance(found, Principal):
             return found
         self._refused(found.reason)

@@ -89,7 +89,7 @@ class TopicConnection(Connection):
     def _authenticate(self, command: Authenticate) -> None:
         self._knows_tokens = True
         access, loop = self._shared.access, self._shared.loop
-        found = access.identify(command.token, self.address, loop.time())
+        found = access.identify(command.token, self.address, loop.time(), self.protocol)
         if isinstance(found, Principal):
             self.identified(found)
             self._session.authenticated(access.valid_ms(found))

@@ -145,7 +145,8 @@ class ChannelConnection(PingedConnection):
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         access, token = self._shared.access, token_in(command.token)
         if token is not None:
-            found = access.identify(token, self.address, self._shared.loop.time())
+            now_s = self._shared.loop.time()
+            found = access.identify(token, self.address, now_s, self.protocol)
             if isinstance(found, Refused):
                 self.pause(Pause.CHECKING)
                 self._shared.loop.call_later(found.delay_s, self._turn_away)

@@ -32,7 +32,7 @@ CHANNEL_CODES = {
 CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 """Paths where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
 
-OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no credentials, because load balancers have none."""
 
 _RIGHTS = "headrace.rights"
@@ -109,7 +109,7 @@ class AccessGate:
         await refusal(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        if not self._access.knows_host(headers.getlist("host")):
+        if scope["path"] not in OPEN_PATHS and not self._access.knows_host(headers.getlist("host")):
             return refused(scope, 421, MISDIRECTED)
         is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
         if is_change and _is_from_page(headers):
@@ -128,7 +128,7 @@ class AccessGate:
         if token is None:
             return Refused("a token is needed: Authorization: Bearer TOKEN")
         host, _ = scope["client"] or ("unknown", 0)
-        return self._access.identify(token, host, asyncio.get_running_loop().time())
+        return self._access.identify(token, host, asyncio.get_running_loop().time(), "http")
 
     async def _run(self, scope: Scope, receive: Receive, send: Send, given: Rights) -> None:
         """Run the application until it has answered, or until the principal's credentials end."""

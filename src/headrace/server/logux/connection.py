@@ -216,7 +216,8 @@ class LoguxConnection(PingedConnection):
         token = token_in(command.credentials)
         if token is None:
             return self.principal
-        found = self._shared.access.identify(token, self.address, self._shared.loop.time())
+        shared = self._shared
+        found = shared.access.identify(token, self.address, shared.loop.time(), self.protocol)
         if isinstance(found, Refused):
             await asyncio.sleep(found.delay_s)
             return None
