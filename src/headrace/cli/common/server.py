@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
-_WRONG_PORT = b"this is HTTP, and "
-"""Start of the Figg port's answer to HTTP; after it, the answer says where HTTP listens."""
+_WRONG_PORT = (b"this is HTTP, and ", b"this is not TLS, and ")
+"""Starts of answers of the Figg port and of ports with TLS, which say what to do."""
 
 
 class HttpApi(NamedTuple):
