@@ -49,6 +49,7 @@ ONLY_IN = {
     "uvicorn": {"server"},
     "starlette": {"server"},
     "httptools": {"server"},
+    "prometheus_client": {"server"},
     "psycopg": {"server"},
 }
 """Packages whose API, or internals, only one part of the package knows."""
