@@ -79,7 +79,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("store", "embedded", "layout", "disk"),
+        *("records", "store", "embedded", "layout", "disk"),
         *("batch.staging", "read.index", "read.raw"),
     },
     ("client", "session"): {
