@@ -179,6 +179,8 @@ class Refusal(StrEnum):
     BAD_TOPIC = "topic_not_utf8"
     LARGE_PAYLOAD = "large_payload"
     TOPICS_MAX = "topics_max"
+    FORBIDDEN = "forbidden"
+    """The peer has no grant for this topic. With other credentials the same publish may be accepted."""
 
 
 class RefusedPublish(NamedTuple):

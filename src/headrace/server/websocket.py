@@ -240,6 +240,7 @@ class _Frames(ServerListener):
             messages = self._messages.copy()
             self._messages.clear()
             self.connection.messages_received(messages)
+            self.connection.heard(sum(map(len, messages)))
 
     def _other(self, frame: WSFrame, payload: bytes) -> None:
         kind = frame.msg_type

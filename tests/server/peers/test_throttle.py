@@ -83,7 +83,7 @@ class Publisher:
     ) -> None:
         self.bench = bench
         self.peer = name
-        self.who = Who.at(address)
+        self.who = Who(address)
         self.costs = deque(costs)
         self.is_broken = False
         self.asked = 0
@@ -237,7 +237,7 @@ def test_a_principals_own_table_replaces_the_one_for_all_and_0_lifts_a_limit():
     )
     for name in ("token:shipper", "token:free", "token:other"):
         publisher = Publisher(bench, name, [records(1)] * 150)
-        publisher.who = Who.at("1.1.1.1", name)
+        publisher.who = Who("1.1.1.1", name)
         publisher.go_on()
     assert bench.stored == {"token:shipper": 100, "token:free": 150, "token:other": 1}
 
@@ -246,7 +246,7 @@ def test_connections_of_one_principal_share_its_rate():
     bench = Bench(PeerLimits(of="principal", records_per_s=10))
     for address in ("1.1.1.1", "2.2.2.2"):
         publisher = Publisher(bench, address, [records(1)] * 100, address)
-        publisher.who = Who.at(address, "token:a")
+        publisher.who = Who(address, "token:a")
         publisher.go_on()
     assert bench.stored.total() == 10
 
@@ -344,7 +344,7 @@ def test_gates_that_nobody_uses_are_dropped_and_debts_are_kept():
 
 def test_a_client_of_http_is_told_when_to_come_back():
     bench = Bench(records_per_s=10)
-    who = Who.at("1.1.1.1")
+    who = Who("1.1.1.1")
     assert bench.throttle.retry_after_s(who, records(40)) == 0
     assert bench.throttle.retry_after_s(who, records(1)) == 4
     bench.loop.run(4)

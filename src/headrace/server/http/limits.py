@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from headrace.server.http.gate import rights
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
@@ -63,4 +64,4 @@ class HttpLimits:
 
 def who_of(request: Request) -> Who:
     """Return the keys that a request is counted under."""
-    return Who.at(request.client.host if request.client else "")
+    return Who.of(request.client.host if request.client else "", rights(request).principal)

@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from headrace.access.operations import Name, Operation
+from headrace.access.principals import Kind, Principal
 from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
@@ -37,6 +39,8 @@ COMMANDS_AT_ONCE_MAX = 20
 """Commands of one read that are executed at once. The rest take turns with other connections' commands."""
 COMMAND_OVERHEAD_BYTES = 1024
 """Memory for a pending command besides what the peer has sent."""
+PUBLISHABLE_MAX = 10_000
+"""Topics of one connection for which the decision of access control is remembered."""
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """Bytes and items that are written for one connection before the others have their turn."""
@@ -54,6 +58,7 @@ class Connection:
         "_closed",
         "_commands",
         "_counted",
+        "_denial",
         "_goodbye",
         "_goodbye_timer",
         "_heard_s",
@@ -61,19 +66,23 @@ class Connection:
         "_hold_timer",
         "_is_held",
         "_is_looking",
+        "_knows_tokens",
         "_paused",
+        "_publishable",
         "_pulling",
         "_pumping",
         "_queue",
         "_queued_bytes",
         "_session",
         "_shared",
+        "_strange_bytes",
         "_subscriptions",
         "_transport",
         "_turn_s",
         "_unacknowledged_bytes",
         "_writable",
         "peer",
+        "principal",
         "who",
     )
     protocol: str
@@ -112,6 +121,16 @@ class Connection:
         """Memory for the pending commands since the first of them had to wait."""
         self._is_looking = False
         """True if `_look_ahead` is scheduled."""
+        self.principal = shared.access.anonymous
+        """Who the peer is. A handshake may set it before the connection is opened."""
+        self._knows_tokens = False
+        """True if the peer has shown a token in a message of Figg or Wombat."""
+        self._strange_bytes = 0
+        """Bytes that the peer has sent before it has shown its credentials."""
+        self._denial: tuple[str, int] | None = None
+        """Reason and code of a refusal that such a peer is still to be told."""
+        self._publishable: dict[str, bool] = {}
+        """Topics that the peer may publish to; the value is True if the peer may also create the topic."""
 
     # Transport
 
@@ -119,7 +138,7 @@ class Connection:
         """Register the connected peer, or refuse it."""
         self._transport = transport
         self.peer = peer_name(transport)
-        self.who = Who.at(self.address)
+        self.who = Who.of(self.address, self.principal)
         shared = self._shared
         shared.metrics.count("connections_total")
         if why := shared.why_refused(self.who):
@@ -128,6 +147,9 @@ class Connection:
             return
         shared.open.add(self)
         shared.tally.add(self.who)
+        if self._is_stranger:
+            shared.strangers[self] = shared.loop.time()
+        shared.access.hold(self.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -138,6 +160,8 @@ class Connection:
     def lost(self) -> None:
         shared = self._shared
         shared.lost(self)
+        shared.access.release(self.principal, self.credentials_ended)
+        shared.strangers.pop(self, None)
         for subscription in (self._subscriptions or {}).values():
             shared.broker.unsubscribe(subscription)
         shared.output_bytes -= self._queued_bytes
@@ -262,6 +286,15 @@ class Connection:
             if self._held_bytes <= self._shared.held_bytes_max // 2:
                 self._resume(Pause.HELD)
 
+    def _discard_pending(self) -> None:
+        """Discard the commands that are not executed yet, and publishes that wait among them."""
+        was_held = self._is_held
+        for command, _size in self._commands or ():
+            self._session.discard(command)
+        self._drop_commands()
+        if was_held:
+            self._commands = None  # otherwise, `_carry_out` is scheduled
+
     def _drop_commands(self) -> None:
         if self._commands:
             self._commands.clear()
@@ -316,6 +349,83 @@ class Connection:
         self._resume(Pause.ANSWERS)
         if self._queue or self._pulling:
             self._pump_soon()
+
+    # Access
+
+    def identified(self, principal: Principal) -> None:
+        """Note who the peer is: it has shown its credentials."""
+        access = self._shared.access
+        access.release(self.principal, self.credentials_ended)
+        self.principal = principal
+        self._publishable.clear()
+        access.hold(principal, self.credentials_ended)
+        self._known()
+        before, self.who = self.who, Who.of(self.address, principal)
+        shared = self._shared
+        if self in shared.open:
+            shared.tally.move(before, self.who, 1)
+            shared.subscriptions.move(before, self.who, self._counted)
+            if why := shared.tally.excess(self.who):
+                self.handle([self._session.refuse(why)], 0)
+
+    @property
+    def _is_stranger(self) -> bool:
+        """True if the peer may do nothing before it has shown its credentials."""
+        access = self._shared.access
+        is_anonymous = self.principal.kind is Kind.ANONYMOUS
+        return access.is_on and is_anonymous and not access.anonymous.grants
+
+    def _known(self) -> None:
+        """Note that the peer has shown who it is, or that it need not."""
+        self._shared.strangers.pop(self, None)
+
+    def heard(self, size: int) -> None:
+        """Note that `size` bytes were received and handled: a peer may send a few without credentials."""
+        shared = self._shared
+        if shared.strangers and self in shared.strangers:
+            self._strange_bytes += size
+            if self._strange_bytes > shared.limits.authentication_bytes_max:
+                self._end_stranger("authentication_bytes_max")
+
+    def _end_stranger(self, limit: str) -> None:
+        self._known()
+        if self.is_gone or self._goodbye is not None:
+            return
+        self._shared.metrics.count_limit(limit)
+        reason = f"no credentials were shown in time (limits.{limit})"
+        self.count_refusal(reason)
+        self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+
+    def end_stranger(self) -> None:
+        """End the connection: its time for showing credentials is over."""
+        self._end_stranger("authentication_s")
+
+    def credentials_ended(self, reason: str) -> None:
+        """End the connection: the peer's credentials were revoked or have expired."""
+        self._publishable.clear()
+        if not self.is_gone and self._goodbye is None:
+            logger.info("%s: closing: %s", self.peer, reason)
+            self._discard_pending()
+            self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+
+    def _turned_away(self, reason: str) -> Close:
+        """Refuse the peer in the protocol's own terms, because of its credentials."""
+        return self._session.refuse(reason)
+
+    def is_granted(self, operation: Operation, name: Name) -> bool:
+        return self._shared.access.decide(self.principal, operation, name)
+
+    def _may_publish(self, topic: str) -> bool:
+        """Return True if the peer may publish to a topic now. Each topic is asked for once."""
+        may_create = self._publishable.get(topic)
+        if may_create is None:
+            if not self.is_granted(Operation.PUBLISH, topic):
+                return False
+            if len(self._publishable) >= PUBLISHABLE_MAX:
+                self._publishable.clear()
+            may_create = self.is_granted(Operation.CREATE, topic)
+            self._publishable[topic] = may_create
+        return may_create or self._shared.broker.store.look(topic).exists
 
     # Commands
 

@@ -13,6 +13,7 @@ from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Limits
 from headrace.model import CHANNEL_PREFIX
+from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
@@ -47,8 +48,11 @@ _CREATING_MIN = 1000
 class Connections:
     """State that the connections of one server share, whatever their protocol."""
 
-    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
+    def __init__(
+        self, broker: Broker, limits: Limits, metrics: Metrics, health: Health, access: Access
+    ) -> None:
         self.broker = broker
+        self.access = access
         self.readers = Readers(broker)
         self.health = health
         self.limits = limits
@@ -58,6 +62,8 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
+        self.strangers: dict[Connection, float] = {}
+        """When each peer connected that must show credentials and has not. The first came first."""
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
@@ -169,6 +175,11 @@ class Connections:
             connection.read_again()
         self.refusals.tick()
         self.throttle.tick()
+        until_s = self.loop.time() - self.limits.authentication_s
+        for stranger, opened_s in list(self.strangers.items()):
+            if opened_s > until_s:
+                break
+            stranger.end_stranger()
 
     def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""

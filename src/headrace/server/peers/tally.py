@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
+from headrace.access.principals import Kind, Principal
 from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits, PeerLimits
 from headrace.server.metrics.metrics import Metrics
@@ -23,11 +24,12 @@ class Who(NamedTuple):
 
     address: str
     principal: str = ""
-    """Empty before the peer has shown who it is."""
+    """Empty without access control. All peers without credentials are one principal."""
 
     @classmethod
-    def at(cls, address: str, principal: str = "") -> "Who":
-        return cls(address_of_limits(address), principal)
+    def of(cls, address: str, principal: Principal) -> "Who":
+        name = "" if principal.kind is Kind.OPEN else str(principal)
+        return cls(address_of_limits(address), name)
 
 
 class PeerRules:
@@ -90,6 +92,13 @@ class Tally:
         limit = rules.limit(CONNECTION, name)
         if limit and own >= limit:
             return self._refused(CONNECTION, f"{name} of a connection is reached")
+        return ""
+
+    def excess(self, who: Who) -> str:
+        """Return the reason why a principal has too many open, after `move`; empty if it has not."""
+        limit = self._rules().limit(PRINCIPAL, self._name, who.principal) if who.principal else 0
+        if limit and self._of[PRINCIPAL, who.principal] > limit:
+            return self._refused(PRINCIPAL, f"{self._name} of {who.principal} is reached")
         return ""
 
     def _refused(self, of: str, reason: str) -> str:
