@@ -2,17 +2,24 @@
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from headrace.config.protocols import Access as AccessSettings
+from headrace.config.protocols import AccessToken
 from headrace.config.settings import Config, Limits, PeerLimits, PrefixRule
 from headrace.model import CHANNEL_PREFIX
+from headrace.server.access import Access
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers import connection
 from headrace.server.peers.pause import Pause
+from headrace.wire import tokens
+from headrace.wire.figg.messages import encode_auth
 from tests.server.test_figg_connection import WAIT_S, Figg
 from tests.system.figg import foreign as figg
 
@@ -28,7 +35,7 @@ class Peer:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
         self.writer = writer
-        self._decoder = figg.Decoder()
+        self._buffer = b""
         self._messages: list[figg.Message] = []
 
     def send(self, *messages: bytes) -> None:
@@ -40,8 +47,20 @@ class Peer:
             data = await asyncio.wait_for(self._reader.read(1 << 16), WAIT_S)
             if not data:
                 return None
-            self._messages += self._decoder.feed(data)
+            self._buffer += data
+            self._messages += self._decoded()
         return self._messages.pop(0)
+
+    def _decoded(self) -> Iterator[figg.Message]:
+        """Yield the messages that are complete, without those about tokens."""
+        while len(self._buffer) >= figg.HEADER.size:
+            kind, _, size = figg.HEADER.unpack_from(self._buffer)
+            end = figg.HEADER.size + size
+            if len(self._buffer) < end:
+                return
+            payload, self._buffer = self._buffer[figg.HEADER.size : end], self._buffer[end:]
+            if kind not in (tokens.AUTH_OK, tokens.AUTH_REFUSED):
+                yield figg.decode(kind, payload)
 
     async def pong(self, number: int) -> None:
         """Send a PING, and wait for its answer: the server has seen everything before."""
@@ -65,6 +84,10 @@ class Server(Figg):
     def __init__(self, directory: Path, limits: Limits, **config: Any) -> None:
         self._config = config
         super().__init__(directory, limits)
+        if "access" in config:
+            self.access_config = Config(access=config["access"])
+            access = Access(self.access_config, directory / "tokens.json", lambda: 0, Metrics())
+            self.connections.access = access
         self.peers: list[Peer] = []
 
     def configured(self, config: Config) -> Config:
@@ -75,6 +98,17 @@ class Server(Figg):
         peer = Peer(*made)
         self.peers.append(peer)
         return peer
+
+    async def identified(self, token: str) -> Peer:
+        peer = await self.dial()
+        peer.send(encode_auth(token))
+        await peer.pong(1)
+        return peer
+
+    def revoke(self) -> None:
+        """Revoke all tokens."""
+        none = replace(self.access_config.access, token=())
+        self.connections.access.reload(replace(self.access_config, access=none))
 
     async def indebted(self, topic: bytes = b"t") -> Peer:
         """Return a peer whose further publishes wait for hours."""
@@ -88,6 +122,10 @@ class Server(Figg):
     def stored(self) -> list[bytes]:
         """Payloads in the log besides those of the debt."""
         return [payload for payload in self.store.payloads("t") if payload]
+
+    def applied(self, limit: str, of: str = "server") -> int:
+        """Return how often a limit has applied."""
+        return self.connections.metrics.labelled["limits_applied_total"][limit, of]
 
     def lift(self) -> None:
         """End all limits of peers."""
@@ -414,3 +452,96 @@ async def test_subscriptions_of_one_address_are_limited_over_all_its_connections
         await server.until(lambda: len(server.connections.open) == 1)
         first.send(figg.attach(b"d"))
         await first.pong(3)
+
+
+# Principals
+
+TOKENS = AccessSettings(
+    token=tuple(
+        AccessToken(name=name, sha256=sha256(name.encode()).hexdigest()) for name in ("a", "b")
+    ),
+)
+
+
+def of_principal(**limits: int) -> Limits:
+    return Limits(peer=(PeerLimits(of="principal", **limits),))
+
+
+async def test_a_publish_that_waits_is_not_stored_after_its_token_was_revoked(
+    tmp_path: Path,
+) -> None:
+    limits = of_principal(records_per_s=1)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        peer = await server.identified("a")
+        peer.send(*(figg.publish(b"t", number, b"") for number in range(DEBT)))
+        await peer.pong(2)
+        peer.send(figg.publish(b"t", DEBT, b"late"))
+        await peer.pong(3)
+        [held] = server.connections.open
+        assert held._held_bytes
+        server.revoke()
+        server.commit()
+        server.lift()
+        await peer.rest()
+        server.commit()
+        assert server.stored == []
+
+
+async def test_connections_of_one_principal_share_its_rate_and_others_have_their_own(
+    tmp_path: Path,
+) -> None:
+    limits = of_principal(records_per_s=1)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        first, second = await server.identified("a"), await server.identified("a")
+        other = await server.identified("b")
+        first.send(*(figg.publish(b"t", number, b"") for number in range(DEBT)))
+        await first.pong(2)
+        second.send(figg.publish(b"t", 0, b"of the same"))
+        await second.pong(2)
+        other.send(figg.publish(b"t", 0, b"of another"))
+        await server.committed(lambda: server.stored)
+        assert server.stored == [b"of another"]
+        assert server.applied("records_per_s", "principal") >= 1
+
+
+async def test_connections_and_subscriptions_of_a_principal_are_limited(tmp_path: Path) -> None:
+    limits = of_principal(connections_max=2, subscriptions_max=1)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        first, _ = await server.identified("a"), await server.identified("a")
+        third = await server.dial()
+        third.send(encode_auth("a"))
+        await third.rest()
+        await server.identified("b")
+        first.send(figg.attach(b"t"))
+        await first.pong(2)
+        first.send(figg.attach(b"u"))
+        await first.rest()
+        assert server.applied("connections_max", "principal") == 1
+        assert server.applied("subscriptions_max", "principal") == 1
+
+
+async def test_a_peer_that_shows_no_token_in_time_is_closed_and_one_that_did_is_not(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Limits(authentication_s=0.001), access=TOKENS) as server:
+        known = await server.identified("a")
+        stranger = await server.dial()
+        await server.until(lambda: len(server.connections.open) == 2)
+        await asyncio.sleep(0.002)
+        server.connections.tick()
+        await stranger.rest()
+        await known.pong(2)
+        assert server.applied("authentication_s") == 1
+        assert not server.connections.strangers
+
+
+async def test_a_peer_that_sends_much_without_a_token_is_closed(tmp_path: Path) -> None:
+    limits = Limits(authentication_bytes_max=1024)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        known = await server.identified("a")
+        stranger = await server.dial()
+        stranger.send(*(figg.ping(number) for number in range(200)))
+        await stranger.rest()
+        for number in range(200):
+            await known.pong(number)
+        assert server.applied("authentication_bytes_max") == 1
