@@ -3,6 +3,7 @@
 import contextlib
 import socket
 from collections.abc import Callable, Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -175,4 +176,11 @@ def bearer(token: str | None) -> dict[str, str]:
 def ask(
     server: ServerProcess, token: str | None, method: str, path: str, **given: Any
 ) -> httpx.Response:
-    return httpx.request(method, server.http_url + path, headers=bearer(token), **given)
+    headers = bearer(token) | given.pop("headers", {})
+    return _http().request(method, server.http_url + path, headers=headers, **given)
+
+
+@cache
+def _http() -> httpx.Client:
+    """Return one client for all requests: to make one takes longer than a request."""
+    return httpx.Client(timeout=WAIT_S)
