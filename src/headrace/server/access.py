@@ -104,7 +104,11 @@ class Access:
         if not self.is_on:
             return OPEN
         known = self._index.find(token)
-        if known is not None and not known.is_revoked and not known.principal.is_expired(self._now_ms()):
+        if (
+            known is not None
+            and not known.is_revoked
+            and not known.principal.is_expired(self._now_ms())
+        ):
             return known.principal
         self._metrics.count_credentials(protocol)
         if known is not None:
