@@ -104,18 +104,17 @@ class Access:
         if not self.is_on:
             return OPEN
         known = self._index.find(token)
-        if known is None:
-            return self._wrong(_UNKNOWN, address, now_s, protocol)
-        if known.is_revoked:
-            return self._wrong(_REVOKED, address, now_s, protocol)
-        if known.principal.is_expired(self._now_ms()):
-            return self._wrong(EXPIRED, address, now_s, protocol)
-        return known.principal
-
-    def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
+        if (
+            known is not None
+            and not known.is_revoked
+            and not known.principal.is_expired(self._now_ms())
+        ):
+            return known.principal
         self._metrics.count_credentials(protocol)
+        if known is not None:
+            return Refused(_REVOKED if known.is_revoked else EXPIRED)  # this is no guess
         delay_s = self._guesses.wrong(address, now_s)
-        return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
+        return Refused(_TOO_MANY if delay_s is None else _UNKNOWN, delay_s or 0.0)
 
     # What
 
