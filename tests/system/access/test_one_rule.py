@@ -1,9 +1,9 @@
 """One rule, tried through every protocol and endpoint: none forgets what another refuses.
 
 A rule that a second protocol forgets is a class of past CVEs in this field. The rule here: a token may do
-everything with one name, as one reader, producer, processor and user. Each way to read, write or delete
-something is tried with that name, with the name of somebody else, and as somebody else. Elsewhere: each message
-with each kind of credentials (`test_table.py`).
+everything with one name, as one reader, producer, processor and user. Each way to read, write or delete is
+tried with that name, with the name of somebody else, and as somebody else. Elsewhere: each message with each
+kind of credentials (`test_table.py`).
 """
 
 import json
@@ -343,9 +343,12 @@ def test_no_protocol_forgets_a_rule_that_another_has(server: ServerProcess) -> N
             wrong.append(f"{method} {path}: allowed with grants for one name")
     # The names of topics that belong to channels and to Logux logs open no back door.
     for prefix in RESERVED[1:]:
-        for what in (*TOPIC_WAYS, *(f"{m} {p}" for m, p in OF_NAMES if "channel" not in p)):
-            if WAYS[what](server, prefix + THEIRS, ME).is_allowed:
-                wrong.append(f"{what}: allowed with {prefix}{THEIRS}")
+        of_topics = (*TOPIC_WAYS, *(f"{m} {p}" for m, p in OF_NAMES if "channel" not in p))
+        wrong += [
+            f"{what}: allowed with {prefix}{THEIRS}"
+            for what in of_topics
+            if WAYS[what](server, prefix + THEIRS, ME).is_allowed
+        ]
     assert not wrong, "\n".join(wrong)
     assert facts(server) == before
     # The same token, by the same ways: all of this is refused for no other reason than the name.
