@@ -9,7 +9,15 @@ from pathlib import Path
 import pytest
 
 from headrace.config.settings import Config, LogFormat
-from headrace.printing import described, masked, masked_secret, one_line, quoted, unreachable
+from headrace.printing import (
+    described,
+    for_terminal,
+    masked,
+    masked_secret,
+    one_line,
+    quoted,
+    unreachable,
+)
 from headrace.server import diagnostics
 
 
@@ -28,6 +36,13 @@ from headrace.server import diagnostics
 )
 def test_a_name_is_quoted_without_what_a_terminal_obeys(text, shown):
     assert quoted(text) == shown
+
+
+def test_a_payload_on_a_terminal_keeps_its_lines_and_moves_no_cursor():
+    assert for_terminal(b"a\tb\nw\xc3\xb6rld") == b"a\tb\nw\xc3\xb6rld"
+    hostile = "\x1b]0;owned\x07\r\x9b31m\u202e".encode() + b"\xff"
+    shown = for_terminal(hostile).decode()
+    assert shown == "\\u001b]0;owned\\u0007\\r\\u009b31m\\u202e\ufffd"
 
 
 def test_a_long_text_is_cut():

@@ -37,6 +37,12 @@ def one_line(text: str) -> str:
     return "".join(one if one.isprintable() else _escape(one) for one in text)
 
 
+def for_terminal(data: bytes) -> bytes:
+    """Return a payload as a terminal may show it: escaped, except for the ends of its lines and tabs."""
+    text = data.decode(errors="replace")
+    return "".join(one if one in "\n\t" else one_line(one) for one in text).encode()
+
+
 def printable_json(value: object, indent: int | None = None) -> str:
     """Return a value as JSON, in one line without `indent`. What could control a terminal is escaped."""
     text = json.dumps(value, ensure_ascii=False, indent=indent)

@@ -14,7 +14,7 @@ import typer
 from headrace.cli.channels import Name
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
-from headrace.cli.common.output import discard_output, note
+from headrace.cli.common.output import discard_output, note, payload_line
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import text_or_base64
@@ -265,7 +265,7 @@ class _Printer:
         value = told.get("payload")
         if not self._as_json:
             text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
-            out.write((text.encode() if data is None else data) + b"\n")
+            out.write(payload_line(text.encode() if data is None else data))
             return
         # On the wire, a message's `offset` is the offset just past it.
         place = "offset" if field == "snapshot" else "next_offset"

@@ -1,6 +1,5 @@
 """`headrace inspect` and `headrace verify`: show one topic in full, and check the log for damage."""
 
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
@@ -12,7 +11,7 @@ from headrace.cli.common.output import ProgressBar, moment, print_facts, print_t
 from headrace.cli.common.server import UnreachableError, request
 from headrace.cli.token import damage_of
 from headrace.log.layout import TOKENS_NAME
-from headrace.printing import counted, printable, printable_json, size
+from headrace.printing import counted, one_line, printable, printable_json, size
 
 if TYPE_CHECKING:
     from headrace.log.verify.verify import Report
@@ -148,7 +147,7 @@ def verify(
         report.damages.append(Damage(TOKENS_NAME, reason))
         report.damaged = True
     if as_json:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+        typer.echo(printable_json(msgspec.to_builtins(report), indent=2))
     else:
         _print_report(report)
     raise typer.Exit(1 if report.damaged else 0)
@@ -165,11 +164,11 @@ def _print_report(report: "Report") -> None:
             f"{size(topic.bytes)} in {counted(topic.segments, 'segment')}{journal}"
         )
         for part in topic.ranges:
-            typer.echo(f"  checked {part}")
+            typer.echo(one_line(f"  checked {part}"))
         for damage in topic.damages:
-            typer.echo(f"  damaged {damage}")
+            typer.echo(one_line(f"  damaged {damage}"))
     for damage in report.damages:
-        typer.echo(f"damaged {damage}")
+        typer.echo(one_line(f"damaged {damage}"))
     for note in report.notes:
-        typer.echo(f"note: {note}")
+        typer.echo(one_line(f"note: {note}"))
     typer.echo("damaged" if report.damaged else "nothing damaged")

@@ -18,7 +18,13 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.options import MOMENT_HELP, option, parse_moment
-from headrace.cli.common.output import CommandError, UsageError, discard_output, note
+from headrace.cli.common.output import (
+    CommandError,
+    UsageError,
+    discard_output,
+    note,
+    payload_line,
+)
 from headrace.cli.common.server import (
     HttpApi,
     NotFoundError,
@@ -348,7 +354,7 @@ class _Printer:
     def _line(self, message: "Message") -> bytes:
         payload, fields = self.describe(message)
         if not self.as_json:
-            return payload + b"\n"
+            return payload_line(payload)
         line: dict[str, Any] = {
             "topic": message.topic,
             "offset": message.offset,

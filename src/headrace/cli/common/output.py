@@ -14,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
-from headrace.printing import printable_json, size
+from headrace.printing import for_terminal, printable_json, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,6 +53,11 @@ def console() -> "Console":
     if sys.stdout.isatty():
         return Console(highlight=False, markup=False)
     return Console(highlight=False, markup=False, width=_WIDTH_MAX, no_color=True, soft_wrap=True)
+
+
+def payload_line(data: bytes) -> bytes:
+    """Return a line with a payload: its bytes, or what a terminal may show of them."""
+    return (for_terminal(data) if sys.stdout.isatty() else data) + b"\n"
 
 
 def print_json(value: Any) -> None:
