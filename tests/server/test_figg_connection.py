@@ -12,8 +12,8 @@ import pytest
 
 from headrace.broker.broker import Broker, BrokerSubscription, Sink
 from headrace.config.settings import Config, Journal, Limits
-from headrace.server.diagnostics import Metrics
 from headrace.server.loop import TURN_PIECES_MAX
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers import connection
 from headrace.server.peers.connection import COMMANDS_AT_ONCE_MAX
 from headrace.server.peers.connections import Connections

@@ -135,10 +135,11 @@ class Handshake(asyncio.Protocol):
             )
         path = self._url.partition(b"?")[0].decode("latin-1")
         shared = self._door.shared
-        if path == "/healthz":
+        if path in ("/healthz", "/readyz"):
             if self._method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
-            status, body = shared.health.answer()
+            health = shared.health
+            status, body = health.answer() if path == "/healthz" else health.readiness()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
         routes = self._door.routes
         make = next((make for route in routes.values() if (make := route(path))), None)

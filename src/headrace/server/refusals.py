@@ -15,7 +15,7 @@ from typing import Protocol
 
 from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.diagnostics import Metrics
+from headrace.server.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

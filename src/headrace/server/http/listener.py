@@ -308,6 +308,10 @@ class HttpListener:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
         await self._server.is_open.wait()
 
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.server_state.connections)
+
     async def stop(self) -> None:
         self._server.should_exit = True
         if self._task is not None:

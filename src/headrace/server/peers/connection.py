@@ -265,6 +265,15 @@ class Connection:
             self._shared.refusals.release(self)
 
     @property
+    def state(self) -> str:
+        """State for the metrics: open, paused, held or closing."""
+        if self._hold_timer is not None:
+            return "held"
+        if self._goodbye is not None or self._closed:
+            return "closing"
+        return "paused" if self._paused else "open"
+
+    @property
     def is_gone(self) -> bool:
         return self._closed or self._transport.is_closing()
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Limits
-from headrace.server.diagnostics import Health, Metrics
+from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
+from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.pause import Pause
 from headrace.server.refusals import Refusals
 from headrace.wire import websocket
