@@ -3,6 +3,7 @@
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
+from headrace.config.jwt import JwtSettings
 from headrace.config.values import NUMBER_MAX, count, seconds, setting
 
 
@@ -46,6 +47,7 @@ class Access:
         "Tokens for the HTTP API and Logux. Without any token, everyone may use the HTTP API, and "
         "everyone on this machine may use Logux.",
     )
+    jwt: JwtSettings = setting(JwtSettings(), "JSON Web Tokens of an issuer.", reloads=True)
 
 
 HOOK = r"^(?:[A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z"
