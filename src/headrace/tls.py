@@ -7,7 +7,7 @@ listeners of the server (`server/tls/`).
 import os
 import ssl
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from headrace.errors import ConfigError
 from headrace.printing import quoted
@@ -62,6 +62,14 @@ class TlsFiles(NamedTuple):
         return TlsFiles(
             *(one or os.environ.get(name, "") for one, name in zip(self, variables, strict=True))
         )
+
+
+class TlsOptions(TypedDict):
+    """The same files as keyword arguments of a client."""
+
+    ca: str | None
+    cert: str | None
+    key: str | None
 
 
 DEFAULT_FILES = TlsFiles()

@@ -146,21 +146,16 @@ def check_json(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be a JSON value, not {value!r}")
 
 
-class TlsOptions(TypedDict, total=False):
-    """The options that name files for TLS, as keyword arguments."""
-
-    ca: str | PathLike[str] | None
-    cert: str | PathLike[str] | None
-    key: str | PathLike[str] | None
-
-
-class LinkOptionsDict(TlsOptions, total=False):
+class LinkOptionsDict(TypedDict, total=False):
     """The same options as keyword arguments."""
 
     connect_timeout_s: float | None
     attempt_timeout_s: float
     backoff: Backoff | None
     flush_timeout_s: float
+    ca: str | PathLike[str] | None
+    cert: str | PathLike[str] | None
+    key: str | PathLike[str] | None
     ssl: SSLContext | None
     token: Any
     insecure_token: bool

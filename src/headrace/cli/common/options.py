@@ -315,7 +315,9 @@ def http_api(
 
 def is_for_subcommand(context: typer.Context, *given: object) -> bool:
     """True if a subcommand follows. Raise UsageError if options were given before it."""
-    if context.invoked_subcommand is not None and any(given):
+    # A group of options that were not given is a tuple of nothing.
+    is_given = any(any(one) if isinstance(one, tuple) else one for one in given)
+    if context.invoked_subcommand is not None and is_given:
         raise UsageError(f"options go behind `{context.invoked_subcommand}`")
     return context.invoked_subcommand is not None
 

@@ -11,19 +11,18 @@ from urllib.parse import urlencode, urlsplit
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.errors import ConnectTimeoutError
 from headrace.printing import masked, one_line, quoted, unreachable
-from headrace.tls import DEFAULT_FILES, TlsFiles, failure
+from headrace.tls import DEFAULT_FILES, TlsFiles, TlsOptions, failure
 from headrace.tokens import exposure_of
 
 if TYPE_CHECKING:
     from headrace.cli.common.options import TokenFlags
     from headrace.client import Client, Options
-    from headrace.client.link import TlsOptions
 
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
-_WRONG_PORT = b"this is HTTP, and "
-"""Start of the Figg port's answer to HTTP; after it, the answer says where HTTP listens."""
+_WRONG_PORT = (b"this is HTTP, and ", b"this is not TLS, and ")
+"""Starts of answers of the Figg port and of ports with TLS, which say what to do."""
 
 
 class HttpApi(NamedTuple):
@@ -167,7 +166,7 @@ def run_with_client(
         raise CommandError(with_hint(str(error))) from None
 
 
-def tls_options(url: str, files: TlsFiles) -> "TlsOptions":
+def tls_options(url: str, files: TlsFiles) -> TlsOptions:
     """Return a client's options for TLS. The environment may name files that a plain URL does not need."""
     is_encrypted = url.partition("://")[0].endswith("s")
     ca, cert, key = files.or_environment() if is_encrypted else files

@@ -41,6 +41,7 @@ class TlsGate:
         """Replaced when certificates are reloaded, with effect from the next handshake on."""
         self.refused = refused
         """Called with the name of a peer, and with the reason why it is refused."""
+        self.loop = asyncio.get_running_loop()
         self.waiting = 0
         self.buffer = memoryview(bytearray(_READ_BYTES_MAX))
 
@@ -59,7 +60,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         "_is_closing",
         "_is_paused",
         "_is_waiting",
-        "_loop",
         "_make",
         "_outgoing",
         "_protocol",
@@ -78,7 +78,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         super().__init__()
         self._gate = gate
         self._make = make
-        self._loop = asyncio.get_running_loop()
         self._is_waiting = False
         """True while the connection counts as one without a complete handshake."""
         self._timer: asyncio.TimerHandle | None = None
@@ -106,7 +105,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             return
         self._gate.waiting += 1
         self._is_waiting = True
-        self._timer = self._loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
+        self._timer = self._gate.loop.call_later(HANDSHAKE_TIMEOUT_S, self.give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_wait()
@@ -183,7 +182,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol.connection_made(self)
         self._read()
 
-    def _give_up(self) -> None:
+    def give_up(self) -> None:
+        """End a connection whose handshake takes too long."""
         if self._incoming is not None:
             self._refused(f"a TLS handshake must be complete within {HANDSHAKE_TIMEOUT_S:g} s")
         self._raw.abort()
@@ -242,7 +242,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
                 self._received = self._received[size:]
                 self._protocol.buffer_updated(size)
                 if self._received:
-                    self._loop.call_soon(self._deliver)
+                    self._gate.loop.call_soon(self._deliver)
                     break
             else:
                 data, self._received = self._received, b""
@@ -298,7 +298,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
     def resume_reading(self) -> None:
         self._is_paused = False
         if self._received or self._ended:
-            self._loop.call_soon(self._deliver)
+            self._gate.loop.call_soon(self._deliver)
         else:
             self._control_reading()
 
