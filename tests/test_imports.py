@@ -28,7 +28,18 @@ MAY_IMPORT = {
     "lake": BASE,
     "client": BASE | {"picows_adapter", "tls", "tokens", "wire", "session", "payload", "lake"},
     "server": BASE
-    | {"access", "picows_adapter", "tls", "config", "payload", "wire", "session", "broker", "log", ""},
+    | {
+        "access",
+        "picows_adapter",
+        "tls",
+        "config",
+        "payload",
+        "wire",
+        "session",
+        "broker",
+        "log",
+        "",
+    },
     "reader": BASE | {"log", "tls"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
@@ -86,8 +97,8 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("records", "store", "embedded", "layout", "disk"),
-        *("batch.staging", "read.index", "read.raw"),
+        *("records", "store", "embedded", "layout", "disk", "saved_time"),
+        *("batch.staging", "read.index", "read.raw", "shared_file"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

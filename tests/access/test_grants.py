@@ -6,7 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headrace.access.grants import EVERYTHING, Grant, Pattern, is_old, parse_all, translated
+from headrace.access.grants import (
+    EVERYTHING,
+    Grant,
+    Pattern,
+    configured,
+    is_old,
+    parse_all,
+    translated,
+)
 from headrace.access.operations import NAME_KINDS, Member, NameKind, Operation
 from headrace.access.principals import OPEN, Kind, Principal, anonymous
 from headrace.errors import BadGrantError
@@ -121,7 +129,7 @@ def test_matching_takes_linear_time(stars, length):
         "all:*",
         "all:$*",
         r"publish:a\*",
-        "inspect:$server",
+        "inspect:*",
     ],
 )
 def test_a_grant_is_printed_as_it_was_written(text):
@@ -284,6 +292,17 @@ def test_an_old_prefix_allows_the_same_topics_as_before(prefixes, rest):
         legacy = name[1:] if name.startswith(("$logux/", "$channel/")) else name
         before = any(known.startswith(prefix) for prefix in prefixes for known in (name, legacy))
         assert principal(prefixes).allows(Operation.PUBLISH, name) == before
+
+
+def test_a_token_of_the_configuration_may_have_grants_of_both_forms():
+    both = configured(["$logux/main", "inspect:*"], None)
+    assert any(grant.allows(Operation.INSPECT, "") for grant in both)
+    assert any(grant.allows(Operation.SUBSCRIBE, "$logux/main") for grant in both)
+    only_new = configured(["publish:a"], None)
+    assert not any(grant.allows(Operation.ACT, "alice") for grant in only_new)
+    assert configured([], None) == ()
+    with pytest.raises(BadGrantError, match="as:alice"):
+        configured(["publish:a"], "alice")
 
 
 def test_old_grants_are_recognised():

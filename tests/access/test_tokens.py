@@ -25,7 +25,7 @@ def index(stored, key=b"key"):
 
 
 def test_a_token_is_found_by_itself_alone():
-    found = index(one()).find(TOKEN)
+    found = index(one()).find(TOKEN).principal
     assert str(found) == "token:ci"
     assert found.allows(Operation.PUBLISH, "orders/a")
     assert not found.allows(Operation.SUBSCRIBE, "orders/a")

@@ -1,7 +1,7 @@
 """Grants: what a principal may do, as `operation:pattern`. Elsewhere: who has which grants.
 
-A pattern is a glob with one special character: `*` matches any run of characters, also an empty one and one
-with slashes. A name that begins with `$` is matched only by a pattern that begins with `$`. A backslash before
+A pattern is a glob with one special character: `*` matches any run of characters, an empty one and one with
+slashes too. A name that begins with `$` is matched only by a pattern that begins with `$`. A backslash before
 `*` or another backslash makes it an ordinary character.
 
 The pattern of `join` is a pair, `CHANNEL/PROCESSOR`, divided at its last slash. Each half is matched against
@@ -217,6 +217,21 @@ def is_old(text: str) -> bool:
     return ":" not in text or text.startswith(("$logux/", _CHANNEL, *OLD_PREFIXES))
 
 
+def configured(texts: Sequence[str] | None, user: str | None) -> tuple[Grant, ...]:
+    """Return the grants of a token in the configuration. Raises BadGrantError."""
+    old = [text for text in texts or () if is_old(text)]
+    new = parse_all(text for text in texts or () if not is_old(text))
+    if new and user is not None:
+        raise BadGrantError(
+            f"`user` goes with prefixes of topics, and not with grants such as {quoted(str(new[0]))}: write "
+            f"the grants as:{user} and join:*/{user} instead"
+        )
+    return (
+        *new,
+        *(translated(None if texts is None else old, user) if old or texts is None else ()),
+    )
+
+
 def translated(texts: Sequence[str] | None, user: str | None) -> tuple[Grant, ...]:
     """Return the grants that old ones stand for. None stands for everything, as far as `user` allows.
 
@@ -230,6 +245,7 @@ def translated(texts: Sequence[str] | None, user: str | None) -> tuple[Grant, ..
         topics = tuple(one for one in Operation if NAME_KINDS[one] is NameKind.TOPIC)
         for pattern in (ANY, Pattern.prefix("$")):
             found += [Grant(topics, (pattern,)), Grant((Operation.CURSORS,), (pattern,))]
+            found.append(Grant((Operation.BATCHES,), (pattern,)))
             found += [Grant((Operation.JOIN,), (pattern, processor)) for processor in processors]
         found.append(Grant((Operation.ADMIN,), (ANY,)))
     for prefix in dict.fromkeys(name for one in prefixes for name in _present(one)):

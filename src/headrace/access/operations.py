@@ -9,6 +9,7 @@ class NameKind(Enum):
 
     TOPIC = "topic"
     READER = "reader"
+    PRODUCER = "producer"
     MEMBER = "CHANNEL/PROCESSOR"
     USER = "user"
     SERVER = "server"
@@ -22,15 +23,15 @@ class Operation(StrEnum):
     SUBSCRIBE = "subscribe"
     """Read the records of a topic, live or stored, by any protocol, and the last state of a channel."""
     INSPECT = "inspect"
-    """See that a topic or a channel exists, and facts about it. `$server`: metrics, status and clock."""
+    """See that a topic or a channel exists, and facts about it. With `*`: also metrics, status and clock."""
     CREATE = "create"
     """Make a topic by the first publish, event, message or batch for it."""
     DELETE = "delete"
-    """Delete a topic, or destroy a channel."""
+    """Delete a topic; destroy or keep a channel, or replace its state, without being a member."""
     CURSORS = "cursors"
     """Move or delete the cursors of a reader. The name is the reader's."""
     BATCHES = "batches"
-    """Upload records for a topic, and append them as a batch."""
+    """Append batches as a producer, whose name it is. Uploads need `publish` on each of their topics too."""
     JOIN = "join"
     """Join a channel as a processor: receive, send, acknowledge, upload states, leave."""
     ACT = "as"
@@ -42,14 +43,15 @@ class Operation(StrEnum):
 NAME_KINDS = {
     **dict.fromkeys(Operation, NameKind.TOPIC),
     Operation.CURSORS: NameKind.READER,
+    Operation.BATCHES: NameKind.PRODUCER,
     Operation.JOIN: NameKind.MEMBER,
     Operation.ACT: NameKind.USER,
     Operation.ADMIN: NameKind.SERVER,
 }
 """Kind of the name of each operation."""
 
-SERVER_NAME = "$server"
-"""Name for `inspect` that stands for the server as a whole. No topic has this name."""
+SERVER_NAME = ""
+"""Name for `inspect` and `admin` that stands for the server as a whole. Only `*` matches it."""
 
 
 class Member(NamedTuple):

@@ -20,9 +20,9 @@ class Kind(StrEnum):
     """There is no access control: every peer may do everything."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Principal:
-    """An identified peer."""
+    """An identified peer. Two principals are never equal: one that gets other grants is another one."""
 
     kind: Kind
     name: str
@@ -33,6 +33,12 @@ class Principal:
     def allows(self, operation: Operation, name: Name) -> bool:
         return self.kind is Kind.OPEN or any(grant.allows(operation, name) for grant in self.grants)
 
+    def has(self, operation: Operation) -> bool:
+        """True if the principal may do this with some name."""
+        return self.kind is Kind.OPEN or any(
+            not grant.operations or operation in grant.operations for grant in self.grants
+        )
+
     def may_join_as(self, processor: str) -> bool:
         """True if the principal may join any channel as this processor."""
         return self.kind is Kind.OPEN or any(
@@ -41,6 +47,13 @@ class Principal:
 
     def is_expired(self, now_ms: int) -> bool:
         return self.expires_ms is not None and now_ms >= self.expires_ms
+
+    def is_like(self, other: "Principal") -> bool:
+        """True if both are the same peer with the same rights."""
+        return (self.kind, self.name, self.grants, self.expires_ms) == (
+            *(other.kind, other.name, other.grants),
+            other.expires_ms,
+        )
 
     def __str__(self) -> str:
         """Return the name by which this principal differs from all others. It may hold any characters."""

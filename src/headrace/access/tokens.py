@@ -9,7 +9,7 @@ a plain hash cannot be reversed by guessing.
 import base64
 import hashlib
 import hmac
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import msgspec
@@ -159,6 +159,10 @@ def principal_of(stored: StoredToken) -> Principal:
 class KnownToken(NamedTuple):
     sha256: str
     principal: Principal
+    is_revoked: bool = False
+
+    def is_like(self, other: "KnownToken") -> bool:
+        return self.is_revoked == other.is_revoked and self.principal.is_like(other.principal)
 
 
 class TokenIndex:
@@ -169,15 +173,23 @@ class TokenIndex:
         self._key = key
         self._tokens = {self._hidden(one.sha256.lower()): one for one in tokens}
 
-    def find(self, token: str) -> Principal | None:
-        """Return the principal of a token that a peer shows; None if the token is unknown."""
+    def find(self, token: str) -> KnownToken | None:
+        """Return what is known of a token that a peer shows; None if the token is unknown."""
         if len(token) > SHOWN_CHARACTERS_MAX:
             return None
         digest = hash_of(token)
         found = self._tokens.get(self._hidden(digest))
         if found is None or not hmac.compare_digest(found.sha256.lower(), digest):
             return None
-        return found.principal
+        return found
+
+    def __iter__(self) -> Iterator[KnownToken]:
+        return iter(self._tokens.values())
+
+    @property
+    def principals(self) -> list[Principal]:
+        """The principals of all tokens that are not revoked."""
+        return [one.principal for one in self._tokens.values() if not one.is_revoked]
 
     def _hidden(self, digest: str) -> bytes:
         return hashlib.blake2b(digest.encode(), key=self._key, digest_size=16).digest()
