@@ -68,8 +68,6 @@ ONLY_IN = {
     "httptools": {"server"},
     "prometheus_client": {"server"},
     "psycopg": {"server"},
-    "jwt": {"access"},
-    "cryptography": {"access"},
 }
 """Packages whose API, or internals, only one part of the package knows."""
 
@@ -84,6 +82,8 @@ OF_EXTRAS = {
     "obstore": {"lake"},
     "hdfs_native": {"lake"},
     "botocore": {"lake"},
+    "jwt": {"access"},
+    "cryptography": {"access"},
 }
 """Packages of extras, and the layers that may import them; everything else works without them."""
 
