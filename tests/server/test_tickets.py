@@ -44,7 +44,7 @@ def test_unknown_tickets_are_refused() -> None:
 def test_tickets_are_limited_by_principal_and_old_ones_make_room() -> None:
     tickets = Tickets()
     for _ in range(TICKETS_PER_PRINCIPAL_MAX):
-        issued(tickets, ANNA)
+        issued(tickets, Principal(Kind.TOKEN, "anna", ()))
     assert tickets.issue(ANNA, 0.0) is None
     assert tickets.issue(BERT, 0.0) is not None
     assert tickets.issue(ANNA, TICKET_S) is not None

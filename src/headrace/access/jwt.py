@@ -27,7 +27,7 @@ from jwt.exceptions import PyJWTError
 
 from headrace.access.grants import Grant
 from headrace.access.principals import Kind, Principal
-from headrace.access.tokens import GRANTS_MAX
+from headrace.access.tokens import GRANTS_MAX, is_jwt
 from headrace.errors import BadGrantError, BadKeyError
 from headrace.model import TOKEN_BYTES_MAX
 from headrace.printing import quoted
@@ -88,11 +88,6 @@ class JwtRules:
     roles_claim: str = ""
     """Claim with roles; a dot leads into an object. Empty: none."""
     roles: Mapping[str, tuple[Grant, ...]] = field(default_factory=dict)
-
-
-def is_jwt(token: str) -> bool:
-    """True if a token has the form of a JWT. Other tokens never have two dots."""
-    return token.count(".") == 2
 
 
 # Keys

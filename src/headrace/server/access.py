@@ -32,7 +32,7 @@ from headrace.errors import ConfigError, DamagedTokensError, ListenError
 from headrace.log import shared_file
 from headrace.log.store import Runner
 from headrace.printing import quoted
-from headrace.server.jwt import is_jwt, load_jwt
+from headrace.server.jwt import load_jwt
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.tickets import Tickets
 
@@ -122,7 +122,7 @@ class Access:
         return known.principal
 
     def _by_jwt(self, token: str) -> Principal | str:
-        if self._jwt is None or not is_jwt(token):
+        if self._jwt is None or not tokens.is_jwt(token):
             return _UNKNOWN
         return self._jwt(token, self._now_ms())
 

@@ -22,11 +22,6 @@ Verify = Callable[[str, int], Principal | str]
 """Return the principal that a JWT proves at a time in Unix milliseconds, or the reason why it proves none."""
 
 
-def is_jwt(token: str) -> bool:
-    """True if a token has the form of a JWT. Other tokens never have two dots."""
-    return token.count(".") == 2
-
-
 def load_jwt(settings: JwtSettings) -> Verify | None:
     """Read the keys, and return the check of JWTs; None if no keys are configured. Raises ConfigError."""
     if not settings.key_file:

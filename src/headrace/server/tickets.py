@@ -29,7 +29,8 @@ class Tickets:
     def __init__(self) -> None:
         self._tickets: dict[bytes, _Ticket] = {}
         """By hash of the ticket, the oldest first."""
-        self._counts: dict[Principal, int] = {}
+        self._counts: dict[str, int] = {}
+        """Valid tickets by the name of their principal: each request with a JWT makes a new principal."""
 
     def __len__(self) -> int:
         return len(self._tickets)
@@ -37,12 +38,12 @@ class Tickets:
     def issue(self, principal: Principal, now_s: float) -> str | None:
         """Return a new ticket for a principal; None if there are too many."""
         self._forget_old(now_s)
-        count = self._counts.get(principal, 0)
+        count = self._counts.get(str(principal), 0)
         if len(self._tickets) >= TICKETS_MAX or count >= TICKETS_PER_PRINCIPAL_MAX:
             return None
         ticket = secrets.token_urlsafe(32)
         self._tickets[_hash(ticket)] = _Ticket(principal, now_s + TICKET_S)
-        self._counts[principal] = count + 1
+        self._counts[str(principal)] = count + 1
         return ticket
 
     def redeem(self, ticket: str, now_s: float) -> Principal | None:
@@ -66,9 +67,10 @@ class Tickets:
             self._uncount(principal)
 
     def _uncount(self, principal: Principal) -> None:
-        self._counts[principal] -= 1
-        if not self._counts[principal]:
-            del self._counts[principal]
+        name = str(principal)
+        self._counts[name] -= 1
+        if not self._counts[name]:
+            del self._counts[name]
 
 
 def _hash(ticket: str) -> bytes:
