@@ -115,11 +115,10 @@ class Access:
             if isinstance(found, Principal):
                 return found
             return self._wrong(found, address, now_s, protocol)
-        if known.is_revoked:
-            return self._wrong(_REVOKED, address, now_s, protocol)
-        if known.principal.is_expired(self._now_ms()):
-            return self._wrong(EXPIRED, address, now_s, protocol)
-        return known.principal
+        if not known.is_revoked and not known.principal.is_expired(self._now_ms()):
+            return known.principal
+        self._metrics.count_credentials(protocol)
+        return Refused(_REVOKED if known.is_revoked else EXPIRED)  # this is no guess
 
     def _by_jwt(self, token: str) -> Principal | str:
         if self._jwt is None or not tokens.is_jwt(token):
