@@ -8,7 +8,7 @@ segments now hold. Reads take records from the tail if they are there, and from 
 
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             │                             └─ disk full: held back, the same bytes again
-                            └─ no free file: held back until the applier frees one
+                            └─ no free file, or it cannot be opened: held back until one can be
 
 Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
 reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
@@ -129,6 +129,8 @@ class EmbeddedStore(ReadSide):
         self._begin_soon = False
         self._applying: dict[Path, int] = {}
         self._trouble = ""
+        self._unopened = ""
+        """The reason why the next journal file cannot be opened; empty unless that was tried."""
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
         # This is far above any number that an earlier process can have reached.
@@ -171,6 +173,8 @@ class EmbeddedStore(ReadSide):
         if self.is_full:
             return DISK_FULL
         if self._encoded is not None:
+            if self._unopened:
+                return self._unopened
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
@@ -290,9 +294,26 @@ class EmbeddedStore(ReadSide):
             self._close_file()
             self._encoder.repeat_names_in(encoded)
         self._encoded = encoded
-        if ring.current or ring.open_next(self.last_sequence + 1, self._applied):
+        if ring.current or self._open_next():
             self._encoded = None
             self._write(encoded)
+
+    def _open_next(self) -> bool:
+        """Open the next journal file. Return False if none is free, or if opening it fails."""
+        try:
+            is_open = self._ring.open_next(self.last_sequence + 1, self._applied)
+        except OSError as error:
+            # Nothing is written yet, so a later attempt loses nothing. The usual reason is that connections
+            # have all the descriptors of the process.
+            reason = f"the journal cannot be opened: {error}; publishes are held back until it can be"
+            if reason != self._unopened:
+                logger.warning("%s", reason)
+            self._unopened = reason
+            return False
+        if self._unopened and is_open:
+            self._unopened = ""
+            logger.warning("the journal is open again: publishes are accepted")
+        return is_open
 
     def _close_file(self) -> None:
         self._encoder.begin_file()
@@ -446,13 +467,15 @@ class EmbeddedStore(ReadSide):
         self.staging.limits = config.limits
 
     def tick(self, now_s: float) -> None:
-        """Hand an old file to the applier, and retry a commit without room. Called several times a second."""
+        """Hand an old file to the applier, and retry a commit that had to wait. Called several times a second."""
         ring = self._ring
         self.staging.tick(now_s)
         self.batches.tick()
         self.write_again()
         if self._writing or self._failure:
             return
+        if self._unopened:
+            self._begin_later()
         # While the applier is busy, the file keeps filling: the more records per file, the less each costs.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
         if old and ring.free and not self._applying and self._encoded is None:
