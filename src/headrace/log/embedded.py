@@ -305,7 +305,9 @@ class EmbeddedStore(ReadSide):
         except OSError as error:
             # Nothing is written yet, so a later attempt loses nothing. The usual reason is that connections
             # have all the descriptors of the process.
-            reason = f"the journal cannot be opened: {error}; publishes are held back until it can be"
+            reason = (
+                f"the journal cannot be opened: {error}; publishes are held back until it can be"
+            )
             if reason != self._unopened:
                 logger.warning("%s", reason)
             self._unopened = reason
