@@ -469,7 +469,7 @@ class EmbeddedStore(ReadSide):
         self.staging.limits = config.limits
 
     def tick(self, now_s: float) -> None:
-        """Hand an old file to the applier, and retry a commit that had to wait. Called several times a second."""
+        """Hand an old file to the applier, and retry a commit that waits. Called several times a second."""
         ring = self._ring
         self.staging.tick(now_s)
         self.batches.tick()
