@@ -74,6 +74,7 @@ certain: setup
 docs: $(VENV)/.dev-installed
 	$(PY) -m headrace config --markdown > docs/configuration.md
 	$(PY) -m headrace.cli.pipeline.options
+	$(PY) -m headrace.server.metrics.page > docs/metrics.md
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -49,6 +49,7 @@ ONLY_IN = {
     "uvicorn": {"server"},
     "starlette": {"server"},
     "httptools": {"server"},
+    "prometheus_client": {"server"},
     "psycopg": {"server"},
 }
 """Packages whose API, or internals, only one part of the package knows."""
@@ -77,7 +78,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("store", "embedded", "layout", "disk"),
+        *("records", "store", "embedded", "layout", "disk"),
         *("batch.staging", "read.index", "read.raw"),
     },
     ("client", "session"): {

@@ -141,6 +141,10 @@ def test_status_is_one_screen_about_the_server(run, topic, server):
     assert set(told["connections"]) == {"figg", "wombat", "logux", "channel"}
 
 
+def test_the_health_alone_is_one_word(run):
+    assert run("status", "--health").stdout == "ok\n"
+
+
 def test_a_shell_can_complete_topics(headrace, at, run, topic):
     run("publish", f"{topic}-completed", "x")
     environ = {"_HEADRACE_COMPLETE": "complete_bash", "COMP_CWORD": "2"}

@@ -17,9 +17,10 @@ from headrace.log.store import Store
 from headrace.model import Durability
 from headrace.server.access import Credentials
 from headrace.server.clock import SteadyClock
-from headrace.server.connection import Connections
-from headrace.server.diagnostics import Health, Metrics
+from headrace.server.diagnostics import Health
 from headrace.server.logux.connection import Logux
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.connections import Connections
 from headrace.server.websocket import HeardConnections
 from tests.fakes.store import StepStore
 

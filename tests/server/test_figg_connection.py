@@ -12,10 +12,11 @@ import pytest
 
 from headrace.broker.broker import Broker, BrokerSubscription, Sink
 from headrace.config.settings import Config, Journal, Limits
-from headrace.server import connection
-from headrace.server.connection import COMMANDS_AT_ONCE_MAX, Connections
-from headrace.server.diagnostics import Metrics
 from headrace.server.loop import TURN_PIECES_MAX
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers import connection
+from headrace.server.peers.connection import COMMANDS_AT_ONCE_MAX
+from headrace.server.peers.connections import Connections
 from headrace.server.topic_connection import FiggConnection
 from tests.fakes.store import StepStore
 from tests.server.step_server import health_of

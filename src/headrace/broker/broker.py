@@ -17,6 +17,7 @@ back to resuming: it is late, but it is bounded in memory and loses nothing.
 import logging
 import sys
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -121,6 +122,10 @@ class Broker:
         self._live: dict[Topic, dict[Encode, dict[BrokerSubscription, None]]] = {}
         self._subscriptions: dict[Topic, dict[BrokerSubscription, None]] = {}
         self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
+        self.states: Counter[tuple[str, SubscriptionState]] = Counter()
+        """Number of open subscriptions, by protocol and state."""
+        self.deliveries = 0
+        """Number of commits handed to groups of live subscriptions."""
         self.channels: Callable[[Appended], None] = lambda one: None
         """Called with each commit of a channel's log."""
         store.listener = self
@@ -166,7 +171,7 @@ class Broker:
     def unsubscribe(self, subscription: BrokerSubscription) -> None:
         if subscription.state is SubscriptionState.LIVE:
             self._leave_live(subscription)
-        subscription.state = SubscriptionState.CLOSED
+        self._change(subscription, SubscriptionState.CLOSED)
         subscription.reader = None
         topic = subscription.topic
         others = self._subscriptions[topic]
@@ -226,8 +231,16 @@ class Broker:
 
     def _begin(self, subscription: BrokerSubscription, find: _Find) -> BrokerSubscription:
         self._subscriptions.setdefault(subscription.topic, {})[subscription] = None
+        self.states[subscription.sink.protocol, SubscriptionState.LOCATING] += 1
         self._locate(subscription, find)
         return subscription
+
+    def _change(self, subscription: BrokerSubscription, state: SubscriptionState) -> None:
+        protocol = subscription.sink.protocol
+        self.states[protocol, subscription.state] -= 1
+        if state is not SubscriptionState.CLOSED:
+            self.states[protocol, state] += 1
+        subscription.state = state
 
     def _locate(self, subscription: BrokerSubscription, find: _Find) -> None:
         try:
@@ -236,7 +249,7 @@ class Broker:
             self._warm(cold, subscription, lambda: self._locate(subscription, find))
             return
         subscription.offset, subscription.ordinal = found.offset, found.ordinal
-        subscription.state = SubscriptionState.RESUMING
+        self._change(subscription, SubscriptionState.RESUMING)
         subscription.sink.attached(subscription, found.offset, is_exact)
         if found.offset >= subscription.topic.end_offset:
             self._go_live(subscription)
@@ -256,7 +269,7 @@ class Broker:
         self._runner.background(cold.warm, warmed)
 
     def _go_live(self, subscription: BrokerSubscription) -> None:
-        subscription.state = SubscriptionState.LIVE
+        self._change(subscription, SubscriptionState.LIVE)
         subscription.reader = None
         topic = subscription.topic
         subscription.offset = max(subscription.offset, topic.end_offset)
@@ -327,6 +340,7 @@ class Broker:
                 subscription.offset, subscription.ordinal = one.end, end_ordinal
 
     def _deliver(self, one: Appended, group: list[BrokerSubscription], slices: list[Slice]) -> None:
+        self.deliveries += 1
         for subscription in group:
             # A subscription that became live during this step has these records already.
             if (
@@ -342,7 +356,7 @@ class Broker:
                 taken = False
             if not taken:
                 self._leave_live(subscription)
-                subscription.state = SubscriptionState.RESUMING
+                self._change(subscription, SubscriptionState.RESUMING)
                 subscription.sink.ready(subscription)
 
     def failed(self, reason: str) -> None:

@@ -13,8 +13,10 @@ from headrace.cli import (
     channel_messages,
     channels,
     config,
+    doctor,
     inspect,
     logux,
+    manual,
     publish,
     serve,
     subscribe,
@@ -50,6 +52,8 @@ app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)
 app.add_typer(jobs.app, name="pipeline")
 app.command("config")(config.config)
+app.command("doctor")(doctor.doctor)
+app.command("man")(manual.man)
 
 
 @app.command("help")

@@ -1,12 +1,12 @@
 """`headrace serve`, `status` and `clock`: start the server, and see whether and how it runs."""
 
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
 from headrace.cli.common import options
-from headrace.cli.common.options import App
+from headrace.cli.common.options import App, option
 from headrace.cli.common.output import (
     discard_unwritable,
     is_quiet,
@@ -47,6 +47,9 @@ def serve(settings: options.SettingsFlags) -> None:
 
 def status(
     as_json: options.Json = False,
+    health: Annotated[
+        bool, option("--health", "Ask only whether it takes publishes: this needs no token.")
+    ] = False,
     *,
     server: options.HttpFlags,
 ) -> None:
@@ -57,7 +60,11 @@ def status(
     \b
     headrace status
     headrace status --json
+    headrace status --health
     """
+    if health:
+        typer.echo(request(server.api, "GET", "/healthz")["status"])
+        return
     found = _status(server.api)
     if as_json:
         print_json(found)

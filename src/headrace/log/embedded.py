@@ -40,6 +40,7 @@ from headrace.log.store import (
     CURSORS_SET_MAX,
     BatchPart,
     Clocks,
+    CommitTimes,
     Cursor,
     Listener,
     Note,
@@ -68,6 +69,7 @@ class _Write(NamedTuple):
     synced: int
     older: list[Path]
     """Files with earlier commits that are written and not synced: they are synced with this commit."""
+    begun_s: float
 
 
 class EmbeddedStore(ReadSide):
@@ -113,7 +115,11 @@ class EmbeddedStore(ReadSide):
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
         self.last_sequence = self._synced = self._applied = next_sequence - 1
-        self._gathering = Gathering(commit_bytes_max)
+        self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
+        self.on_commit: Callable[[CommitTimes], None] = lambda times: None
+        """Called once per commit, after its waiters and the listener."""
+        self.on_flush: Callable[[float], None] = lambda seconds: None
+        """Called with the duration of a flush that belongs to no commit."""
         self._encoded: Encoded | None = None
         self._writing: _Write | None = None
         self._unwritten = False
@@ -300,21 +306,27 @@ class EmbeddedStore(ReadSide):
         assert file is not None
         # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
-        self._writing = _Write(encoded, file, self.last_sequence, self._synced, older)
+        begun_s = self._clocks.elapsed_s()
+        self._writing = _Write(encoded, file, self.last_sequence, self._synced, older, begun_s)
         self._attempt(self._writing)
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
     def _attempt(self, write: _Write) -> None:
-        encoded, file, sequence, synced, older = write
+        encoded, file, sequence, synced, older, begun_s = write
         is_written = False
+        flush_s: float | None = None
+        elapsed_s = self._clocks.elapsed_s
 
         def work() -> None:
-            nonlocal is_written
+            nonlocal is_written, flush_s
+            started_s = elapsed_s()
             file.write(sequence, synced, encoded.entries, sync=encoded.sync and not older)
             is_written = True
             if older:
                 self._ring.sync([*older, file.path])
+            if encoded.sync:
+                flush_s = elapsed_s() - started_s
 
         def done(error: BaseException | None) -> None:
             if is_full(error) and not is_written and not self._failure:
@@ -332,7 +344,7 @@ class EmbeddedStore(ReadSide):
             if encoded.sync:
                 self._synced = sequence
                 self._ring.synced(sequence)
-            self._committed(encoded)
+            self._committed(encoded, begun_s, flush_s)
 
         # Neither function refers to itself: a cycle would keep the commit in memory until it is collected.
         self._runner.write(work, done)
@@ -343,7 +355,7 @@ class EmbeddedStore(ReadSide):
             self._unwritten = False
             self._attempt(self._writing)
 
-    def _committed(self, encoded: Encoded) -> None:
+    def _committed(self, encoded: Encoded, begun_s: float, flush_s: float | None) -> None:
         self._writing = None
         if self.is_full:
             self.is_full = False
@@ -351,22 +363,33 @@ class EmbeddedStore(ReadSide):
         self._gathering.pending_bytes -= encoded.commit.size
         self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
-        self._show(encoded, self.last_sequence)
+        write_s = self._clocks.elapsed_s() - begun_s
+        records = self._show(encoded, self.last_sequence)
+        commit = encoded.commit
+        self.on_commit(CommitTimes(commit.asked_s, write_s, flush_s, records, commit.size))
 
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
         for commit in self._gathering.take_memory():
             encoded = self._encoder.encode(commit, self._clocks.now_ms(), 0)
             self.listener.prepare(encoded.appended)
-            self._show(encoded, 0)
+            records = self._show(encoded, 0)
+            size = sum(one.end - one.offset for one in encoded.appended)
+            self.on_commit(CommitTimes(commit.asked_s, None, None, records, size))
 
-    def _show(self, encoded: Encoded, sequence: int) -> None:
-        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
+    def _show(self, encoded: Encoded, sequence: int) -> int:
+        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener.
+
+        Returns the number of records in the commit.
+        """
         commit = encoded.commit
+        total = 0
         for topic, _, end, ordinal, ms, records, entries in encoded.appended:
             topic.tail += entries
             topic.end_offset = end
-            topic.end_ordinal = ordinal + len(records)
+            count = len(records)
+            total += count
+            topic.end_ordinal = ordinal + count
             topic.last_ms = ms
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
@@ -400,6 +423,7 @@ class EmbeddedStore(ReadSide):
                 logger.exception("internal error while the answer to a request was sent")
         if encoded.appended:
             self.listener.committed(encoded.appended)
+        return total
 
     def _bound_memory(self, topic: Topic) -> None:
         limit = self._config.limits.memory_topic_bytes_max
@@ -439,15 +463,21 @@ class EmbeddedStore(ReadSide):
         paths = self._ring.unsynced()
         sequence = self.last_sequence if not self._writing else self.last_sequence - 1
 
-        def synced(result: object) -> None:
+        def sync() -> float:
+            started_s = self._clocks.elapsed_s()
+            self._ring.sync(paths)
+            return self._clocks.elapsed_s() - started_s
+
+        def synced(result: float | BaseException) -> None:
             if isinstance(result, BaseException):
                 self._fail(f"syncing the journal failed: {result}")
                 return
             self._synced = max(self._synced, sequence)
             self._ring.synced(sequence)
+            self.on_flush(result)
 
         if paths:
-            self._runner.background(lambda: self._ring.sync(paths), synced)
+            self._runner.background(sync, synced)
 
     def file_is_free(self, path: Path) -> None:
         """Take a journal file that the applier has prepared."""

@@ -6,7 +6,7 @@ possible trim point says whether it is *overdue*; then it no longer waits for re
 
 import logging
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, suppress
 from functools import partial
 from itertools import chain
@@ -40,6 +40,8 @@ class TrimPoint(NamedTuple):
     position: Position
     overdue: bool
     """True if the records before the position are deleted even if a reader still needs them."""
+    bytes: int = 0
+    """Size of the segment that ends here."""
 
 
 def trimming(
@@ -51,7 +53,7 @@ def trimming(
     go backwards, so a hold from an earlier life of the topic holds all of the present one.
     """
     needed = min((hold.position.offset for hold in holds), default=INTEGER_MAX)
-    free = (position for position, overdue in places if overdue or position.offset <= needed)
+    free = (one.position for one in places if one.overdue or one.position.offset <= needed)
     best = max([start, *free], key=attrgetter("offset"))
     missed = [
         (reader, Span.between(max(at, start, key=attrgetter("ordinal")), best).records)
@@ -71,11 +73,18 @@ class Expired(NamedTuple):
 
 class RetentionSweep:
     def __init__(
-        self, config: Config, layout: Layout, store: EmbeddedStore, runner: Runner
+        self,
+        config: Config,
+        layout: Layout,
+        store: EmbeddedStore,
+        runner: Runner,
+        count: Callable[[str, int], None] = lambda name, amount: None,
     ) -> None:
+        """`count` is called with the name of a counter and what to add."""
         self._layout = layout
         self._store = store
         self._runner = runner
+        self._count = count
         self.reload(config)
         self._checked_s: float | None = None
         self._running = False
@@ -140,6 +149,10 @@ class RetentionSweep:
         with suppress(StoreFailedError):  # the store stops, and its failure is reported already
             self._trimming.add(topic.name)
             self._store.trim(topic, start, partial(self._trimming.discard, topic.name))
+            before, after = topic.start_offset, start.offset
+            deleted = [one.bytes for one in places if before < one.position.offset <= after]
+            self._count("retention_segments_deleted_total", len(deleted))
+            self._count("retention_bytes_deleted_total", sum(deleted))
         return True
 
 
@@ -157,7 +170,8 @@ def find_expired(config: Config, layout: Layout, now_ms: int) -> list[Expired]:
             _too_old(config, catalogue, now_ms), _too_much(config, catalogue)
         ):
             end = Position(row.epoch, segment.end, segment.end_ordinal)
-            found[row.name.decode(), row.epoch].append(TrimPoint(end, overdue))
+            size = segment.end - segment.base
+            found[row.name.decode(), row.epoch].append(TrimPoint(end, overdue, size))
     return [Expired(*topic, places) for topic, places in found.items()]
 
 

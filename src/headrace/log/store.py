@@ -62,6 +62,19 @@ class Clocks(NamedTuple):
     """The system's time, which gives files their times."""
 
 
+class CommitTimes(NamedTuple):
+    """Durations and size of one commit."""
+
+    asked_s: float
+    """Time when the store took the oldest request of the commit, by the store's monotonic clock."""
+    write_s: float | None
+    """Seconds until the commit was in the journal; None for a commit that is never written."""
+    flush_s: float | None
+    """Seconds for which the disk wrote and flushed; None if the commit waited for no flush."""
+    records: int
+    bytes: int
+
+
 class ColdError(HeadraceError):
     """The requested data is not in memory: call `warm` in a thread, then repeat the request."""
 

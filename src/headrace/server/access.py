@@ -144,7 +144,7 @@ CHANNEL_CODES = {
 CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 """Paths where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
 
-OPEN_PATHS = frozenset({"/healthz", "/openapi.json"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no token, because load balancers have none."""
 
 

@@ -1,80 +1,33 @@
-"""Diagnostics for operators: log lines on standard error, counters for Prometheus, the health check."""
+"""Diagnostics for operators: log lines on standard error, and the checks of health and readiness.
+
+Elsewhere: metrics (`server/metrics/`).
+"""
 
 import json
 import logging
 import sys
-from itertools import product
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from headrace.config.settings import Config, LogFormat
 from headrace.log.store import Store
-from headrace.model import Refusal
 from headrace.printing import masked, one_line
 from headrace.server.clock import SteadyClock
 
-COUNTERS = {
-    "connections_total": "Connections of Figg and Wombat clients accepted.",
-    "connections_refused_total": "Connections refused because connections_max was reached.",
-    "connections_closed_for_bad_input_total": "Connections closed because the peer broke the protocol.",
-    "http_requests_refused_total": "HTTP requests that broke a limit of size, number or time.",
-    "records_published_total": "Records received from publishers.",
-    "subscriptions_total": "Subscriptions started.",
-    "duplicates_refused_total": "Publishes, events, messages and batches that were received before.",
-    "channels_trimmed_total": "Times that the beginning of a channel's log was deleted.",
-    "channels_destroyed_total": "Logs of channels destroyed, by an operator or because they had no members.",
-    "channels_states_expired_total": "Last states of channels that were deleted because of their age.",
-}
-GAUGES = {
-    "connections": "Open connections of Figg and Wombat clients.",
-    "connections_held": "Connections that are held without being read after a refused publish.",
-    "http_requests_bytes": "Bytes of HTTP requests that are arriving or not answered yet.",
-    "pending_bytes": "Bytes received and not yet committed.",
-    "journal_files_waiting": "Full journal files that are not applied to segments yet.",
-    "held_back": "1 while publishes are held back, else 0.",
-    "clock_jump_seconds": "Seconds of a jump of the wall clock that the server does not follow yet; else 0.",
-    "damaged_runs": "Damaged ranges that readers have found since the start.",
-    "staged_bytes": "Bytes uploaded for batches and not appended and deleted yet.",
-    "batches_pending": "Batches that are decided and not completely appended yet.",
-    "damaged_blocks": "Parts of staged files that could not be read when their batch was appended.",
-}
-REFUSALS_HELP = "Publishes that were refused and would be refused again, by protocol and reason."
-REFUSING_PROTOCOLS = ("figg", "wombat")
 
-
-class Metrics:
-    def __init__(self) -> None:
-        self._counts = dict.fromkeys(COUNTERS, 0)
-        self._refusals = dict.fromkeys(product(REFUSING_PROTOCOLS, Refusal), 0)
-
-    def count(self, name: str, amount: int = 1) -> None:
-        self._counts[name] += amount
-
-    def count_refusal(self, protocol: str, why: Refusal) -> None:
-        self._refusals[protocol, why] += 1
-
-    def text(self, gauges: dict[str, int]) -> str:
-        lines: list[str] = []
-        for name, value in self._counts.items():
-            lines += _described(name, "counter", COUNTERS[name], {"": value})
-        refusals = {
-            f'{{protocol="{protocol}",reason="{why}"}}': value
-            for (protocol, why), value in self._refusals.items()
-        }
-        lines += _described("refusals_total", "counter", REFUSALS_HELP, refusals)
-        for name, help_text in GAUGES.items():
-            lines += _described(name, "gauge", help_text, {"": gauges[name]})
-        return "\n".join(lines) + "\n"
-
-
-def _described(name: str, kind: str, help_text: str, values: dict[str, int]) -> list[str]:
-    """Return the lines of a metric. The keys of `values` are labels."""
-    head = [f"# HELP headrace_{name} {help_text}", f"# TYPE headrace_{name} {kind}"]
-    return head + [f"headrace_{name}{labels} {value}" for labels, value in values.items()]
-
-
-class Health(NamedTuple):
+@dataclass(slots=True)
+class Health:
     store: Store
     clock: SteadyClock
+    unready: str = "starting"
+    """Reason why the server is not ready; empty once it is."""
+
+    @property
+    def is_ready(self) -> bool:
+        return not self.unready
+
+    def readiness(self) -> tuple[int, dict[str, str]]:
+        """Return the status and body of an answer to `/readyz`."""
+        return (503, {"status": self.unready}) if self.unready else (200, {"status": "ready"})
 
     def answer(self) -> tuple[int, dict[str, str]]:
         """Return the status and body of an answer to `/healthz`."""

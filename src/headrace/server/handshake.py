@@ -15,9 +15,10 @@ import httptools
 
 from headrace.config.values import Origins
 from headrace.printing import quoted
-from headrace.server.connection import Connections, hang_up, peer_name
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
@@ -32,6 +33,8 @@ BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
 
 _VERSION = "13"
+_BLANKS = " \t"
+"""Characters around a header's value that do not belong to it (RFC 9110 section 5.6.3)."""
 
 
 Route = Callable[[str], Callable[[], WebSocketConnection] | None]
@@ -91,7 +94,9 @@ class Handshake(asyncio.Protocol):
         try:
             end = self._meter.feed(self._parser, data)
             if self._connection is not None:
-                self._upgrade(self._connection, b"" if end is None else data[end:])
+                if end is None:
+                    raise _Answer(400, "the headers do not ask for an upgrade")
+                self._upgrade(self._connection, data[end:])
         except RequestRefusedError as refusal:
             self._answer(refusal)
 
@@ -113,7 +118,7 @@ class Handshake(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._meter.header(len(name) + len(value))
         key = name.decode("latin-1").lower()
-        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+        self._headers.setdefault(key, []).append(value.decode("latin-1").strip(_BLANKS))
 
     def on_headers_complete(self) -> None:
         self._method = self._parser.get_method().decode("latin-1")
@@ -130,10 +135,11 @@ class Handshake(asyncio.Protocol):
             )
         path = self._url.partition(b"?")[0].decode("latin-1")
         shared = self._door.shared
-        if path == "/healthz":
+        if path in ("/healthz", "/readyz"):
             if self._method not in ("GET", "HEAD"):
                 raise _Answer(405, "ask with GET", Allow="GET, HEAD")
-            status, body = shared.health.answer()
+            health = shared.health
+            status, body = health.answer() if path == "/healthz" else health.readiness()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
         routes = self._door.routes
         make = next((make for route in routes.values() if (make := route(path))), None)
@@ -217,7 +223,10 @@ class Handshake(asyncio.Protocol):
         return self._headers.get(name, [""])[0]
 
     def _tokens(self, name: str) -> set[str]:
-        return {token.strip().lower() for token in ",".join(self._headers.get(name, [])).split(",")}
+        return {
+            token.strip(_BLANKS).lower()
+            for token in ",".join(self._headers.get(name, [])).split(",")
+        }
 
     def _end_wait(self) -> None:
         if self._timer is not None:

@@ -3,7 +3,7 @@
 Such a peer would reconnect and send the same publish again, as fast as it can. A held peer does not: its
 socket stays open, but is not read. The delay grows with each refusal of an address. The number of held
 sockets is limited, in total and per address; beyond a limit, a peer is closed at once. Elsewhere: closing a
-connection (`connection.py`).
+connection (`peers/connection.py`).
 """
 
 import asyncio
@@ -15,7 +15,7 @@ from typing import Protocol
 
 from headrace.config.settings import Limits
 from headrace.model import Refusal
-from headrace.server.diagnostics import Metrics
+from headrace.server.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -32,7 +32,7 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
-from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
+from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks, CommitTimes
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
 from headrace.payload.reducers import reducer
@@ -44,8 +44,7 @@ from headrace.server.access import Credentials, load_hook, warn_of_open_listener
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import ClockFile, SteadyClock
-from headrace.server.connection import Connections
-from headrace.server.diagnostics import Health, Metrics
+from headrace.server.diagnostics import Health
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
@@ -54,6 +53,10 @@ from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import BACKLOG, address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.metrics.readings import Instruments
+from headrace.server.metrics.scrape import Scrapes
+from headrace.server.peers.connections import Connections
 from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.websocket import HeardConnections, WebSocketConnection
@@ -115,6 +118,9 @@ class Server:
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
         self._metrics = Metrics()
+        self._deliveries = 0
+        """Number of the broker's deliveries at the last commit."""
+        self._failure = ""
         self._listeners: list[asyncio.Server] = []
         self._manager = notify.ServiceManager(os.environ)
 
@@ -133,6 +139,11 @@ class Server:
         boot_id = journal.boot_id()
         opening_s = time.monotonic()
         recovered = recover(layout, disk, config.rule, boot_id=boot_id)
+        recovery = {
+            "recovery_seconds": time.monotonic() - opening_s,
+            "recovery_replayed_records": recovered.replayed_records,
+            "recovery_damages": len(recovered.reports),
+        }
         for report in recovered.reports:
             logger.error("%s", report)
         for text in recovered.notes:
@@ -168,10 +179,13 @@ class Server:
             upload_checks=UPLOAD_CHECKS,
             wait_for_disk=False,
         )
+        self._store.on_commit = self._committed
+        self._store.on_flush = self._metrics.flushed
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
+        health = self._health = Health(self._store, clock)
         connections = self._connections = Connections(
-            self._broker, config.limits, self._metrics, Health(self._store, clock)
+            self._broker, config.limits, self._metrics, health
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -222,6 +236,15 @@ class Server:
             self._listeners.append(listener)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
+        instruments = Instruments(
+            connections,
+            self._store,
+            clock,
+            requests,
+            recovery,
+            http_connections=lambda: self._http.connection_count,
+        )
+        scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         app = make_app(
             connections,
             self._store,
@@ -229,8 +252,8 @@ class Server:
             self._waiting,
             channels,
             clock,
-            requests,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
+            scrapes,
             self._tokens,
         )
         shared = self._http_shared = HttpShared(
@@ -241,7 +264,9 @@ class Server:
         )
         self._http = HttpListener(app, shared, sockets["http"])
         await self._http.start()
-        self._retention = RetentionSweep(config, layout, self._store, self._runner)
+        self._retention = RetentionSweep(
+            config, layout, self._store, self._runner, self._metrics.count
+        )
         self._timer = self._loop.create_task(self._tick())
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stop, number)
@@ -253,6 +278,7 @@ class Server:
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_COLLECT_THRESHOLDS)
+        health.unready = ""
         addresses = " ".join(f"{name}={at}" for name, at in connections.listeners.items())
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
@@ -284,6 +310,10 @@ class Server:
     async def stop(self) -> None:
         """Stop accepting, finish and acknowledge accepted publishes, apply all commits, close everything."""
         self._manager.tell(notify.STOPPING)
+        failure = self._failure
+        self._health.unready = (
+            f"failed: {failure}" if failure else "draining: the server is stopping"
+        )
         self._timer.cancel()
         for listener in self._listeners:
             listener.close()
@@ -374,8 +404,19 @@ class Server:
 
     def _fail(self, reason: str) -> None:
         logger.critical("stopping: %s", reason)
+        self._failure = reason
         if not self.stopped.done():
             self.stopped.set_result(1)
+
+    def _committed(self, times: CommitTimes) -> None:
+        """Count a commit. Its acknowledgements are written later in this step of the loop."""
+        metrics, deliveries = self._metrics, self._broker.deliveries
+        metrics.committed(times, time.monotonic(), delivered=deliveries > self._deliveries)
+        self._deliveries = deliveries
+        self._loop.call_soon(self._acknowledged, times)
+
+    def _acknowledged(self, times: CommitTimes) -> None:
+        self._metrics.acknowledged(times, time.monotonic())
 
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""

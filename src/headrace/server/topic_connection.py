@@ -1,6 +1,6 @@
 """Connections with topics, Figg over TCP and Wombat over WebSocket: publish, attach, named readers.
 
-Elsewhere: the wire formats, and how much is written when (`connection.py`).
+Elsewhere: the wire formats, and how much is written when (`peers/connection.py`).
 """
 
 import asyncio
@@ -13,8 +13,10 @@ from headrace.broker.readers import Claim
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
 from headrace.model import Position, Refusal
 from headrace.printing import quoted
-from headrace.server.connection import Connection, Connections, Pause
 from headrace.server.listeners import recognise
+from headrace.server.peers.connection import Connection
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.pause import Pause
 from headrace.server.websocket import HeardConnection, HeardConnections
 from headrace.session.figg import FiggServerSession
 from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession

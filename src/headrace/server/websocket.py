@@ -17,7 +17,8 @@ from headrace.picows_adapter import (
     WSTransport,
     serve,
 )
-from headrace.server.connection import Connection, Connections
+from headrace.server.peers.connection import Connection
+from headrace.server.peers.connections import Connections
 from headrace.session.server import ServerSession
 from headrace.wire import websocket
 

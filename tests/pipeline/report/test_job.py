@@ -59,7 +59,7 @@ def _fill_channel(server: ServerProcess) -> None:
 def _counter(server: ServerProcess, name: str) -> int:
     lines = httpx.get(f"{server.http_url}/metrics").text.splitlines()
     [value] = [line.split()[1] for line in lines if line.startswith(f"headrace_{name}_total ")]
-    return int(value)
+    return int(float(value))
 
 
 def made(tmp_path: Path, **options: Any) -> ReportData:

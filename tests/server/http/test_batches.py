@@ -11,11 +11,11 @@ from starlette.applications import Starlette
 
 from headrace.config.settings import Config
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.server.diagnostics import Metrics
 from headrace.server.http import api, requests
 from headrace.server.http import batches as api_batches
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
+from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
 from tests.system.support import metrics

@@ -5,11 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.server.connection import DISCARDED_BYTES_MAX
 from headrace.server.http import listener as http_protocol
 from headrace.server.http import requests
 from headrace.server.http.listener import PIPELINED_MAX
 from headrace.server.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
+from headrace.server.peers.hangup import DISCARDED_BYTES_MAX
 from tests.server.listener import BODY_BYTES_MAX, LONGEST_BODY_BYTES, Listener, Peer, until
 
 CONNECTIONS_MAX = 3

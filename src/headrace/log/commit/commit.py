@@ -92,6 +92,8 @@ class Commit:
         self.waiters: list[Callable[[], None]] = []
         self.size = 0
         """Number of bytes that the requests take in the journal."""
+        self.asked_s = 0.0
+        """Time of the oldest request."""
 
     def add(self, batches: dict[Topic, list[bytes]]) -> None:
         appends = self.appends

@@ -31,8 +31,9 @@ def note_bytes_max(commit_bytes_max: int) -> int:
 class Gathering:
     """The commits being gathered. Calls no callback: `done` becomes a waiter of the request's last commit."""
 
-    def __init__(self, commit_bytes_max: int) -> None:
+    def __init__(self, commit_bytes_max: int, elapsed_s: Callable[[], float]) -> None:
         self._commit_bytes_max = commit_bytes_max
+        self._elapsed_s = elapsed_s
         self._current = Commit()
         self._sealed: deque[Commit] = deque()
         self._memory = [Commit()]
@@ -151,6 +152,10 @@ class Gathering:
         first = self._memory[0]
         if len(self._memory) == 1 and not (first.waiters or first.numbered or first.parts):
             return []
+        # Nobody waits for such a commit longer than for the current step.
+        now_s = self._elapsed_s()
+        for commit in self._memory:
+            commit.asked_s = now_s
         commits, self._memory = self._memory, [Commit()]
         return commits
 
@@ -169,6 +174,8 @@ class Gathering:
         if commit.size + size > self._commit_bytes_max and commit.size:
             self._seal()
             commit = self._current
+        if not commit.asked_s:
+            commit.asked_s = self._elapsed_s()
         commit.size += size
         self.pending_bytes += size
         if done is not None:

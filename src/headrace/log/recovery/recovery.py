@@ -7,7 +7,7 @@ the number of segments, never to their size; segments that lost their index are 
 import gc
 import secrets
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import closing, contextmanager
 from io import FileIO
 from pathlib import Path
@@ -26,6 +26,7 @@ from headrace.log.catalogue.catalogue import (
     open_unchanged,
 )
 from headrace.log.catalogue.rows import RENAMED_FORMAT, SegmentRow, TopicRow
+from headrace.log.commit.journal import LOST, Entry
 from headrace.log.disk import Disk, load, read_patiently
 from headrace.log.layout import Layout
 from headrace.log.read.index import (
@@ -53,6 +54,8 @@ class Recovered(NamedTuple):
     """Descriptions of the damage, for an operator."""
     notes: list[str]
     """Descriptions of other changes since the last server, such as a restore."""
+    replayed_records: int
+    """Records in the part of the journal that was replayed."""
 
 
 def recover(
@@ -83,9 +86,10 @@ def recover(
         reports += _repair_segments(layout, disk, catalogue)
         applier = Applier(disk, layout, catalogue, rule)
         names = scan.names()
+        replayed = _Counted()
         with _collector_paused():
             for path, last in scan.paths.items():
-                reports += applier.apply(scan.entries(path), last, names)
+                reports += applier.apply(replayed.each(scan.entries(path)), last, names)
         applier.clear_batches()
         remove_unfinished(layout, disk)
         with catalogue.transaction():
@@ -117,9 +121,23 @@ def recover(
             _quarantine_journal(layout, disk, path)
         if not _backup_has_present_names(layout):
             catalogue.keep_backup(disk)
-        return Recovered(max(scan.last, meta.applied) + 1, meta.generation, reports, notes)
+        next_sequence = max(scan.last, meta.applied) + 1
+        return Recovered(next_sequence, meta.generation, reports, notes, replayed.records)
     finally:
         catalogue.close()
+
+
+class _Counted:
+    """Counts the records of journal entries on their way to the applier."""
+
+    def __init__(self) -> None:
+        self.records = 0
+
+    def each(self, entries: Iterable[Entry]) -> Iterator[Entry]:
+        for entry in entries:
+            if entry.kind != LOST:
+                self.records += entry.record_count
+            yield entry
 
 
 def mark_clean(layout: Layout, disk: Disk) -> None:

@@ -280,8 +280,8 @@ def channels_of(found: list[dict[str, Any]], *, more: bool) -> ChannelsSeen:
 
 
 def _counters(text: str) -> dict[str, int]:
-    pairs = (line.partition(" ")[::2] for line in text.splitlines())
-    return {name: int(value) for name, value in pairs if value.isdigit()}
+    pairs = (line.partition(" ")[::2] for line in text.splitlines() if "_total " in line)
+    return {name: int(float(value)) for name, value in pairs if not name.startswith("#")}
 
 
 def _all(http: HttpClient, kind: str, query: dict[str, Any], **after: str) -> Iterator[Any]:

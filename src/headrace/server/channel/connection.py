@@ -15,7 +15,8 @@ from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Credentials, Grant
-from headrace.server.connection import Connections, Pause
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.pause import Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
 from headrace.wire import channel as wire

@@ -13,7 +13,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__, errors
@@ -25,16 +25,15 @@ from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import AccessGate, refused
 from headrace.server.clock import SteadyClock
-from headrace.server.connection import Connections
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
-from headrace.server.http.requests import RefusalWithFacts, RequestMemory
+from headrace.server.http.requests import RefusalWithFacts
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
-
-PROTOCOLS = ("figg", "wombat", "logux", "channel")
-"""The protocols of connections, as `Connection.protocol` names them."""
+from headrace.server.metrics.declarations import PROTOCOLS
+from headrace.server.metrics.scrape import Scrapes
+from headrace.server.peers.connections import Connections
 
 
 class ServerFacts(NamedTuple):
@@ -55,14 +54,14 @@ def make_app(
     waiting: LongPolls,
     channels: Channels,
     clock: SteadyClock,
-    requests: RequestMemory,
     facts: ServerFacts,
+    scrapes: Scrapes,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
         routes=[
-            *_StateApi(connections, store, clock, requests, facts).routes(),
+            *_StateApi(connections, clock, facts, scrapes).routes(),
             *TopicsApi(store, broker, waiting).routes(),
             *CursorsApi(store, connections.readers, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics).routes(),
@@ -79,14 +78,14 @@ class _StateApi:
     """Endpoints for the server's state: health, metrics, status, clock and the API's description."""
 
     _connections: Connections
-    _store: EmbeddedStore
     _clock: SteadyClock
-    _requests: RequestMemory
     _facts: ServerFacts
+    _scrapes: Scrapes
 
     def routes(self) -> list[Route]:
         return [
             Route("/healthz", self.health),
+            Route("/readyz", self.ready),
             Route("/metrics", self.metrics),
             Route("/v1/status", self.status, methods=["GET"]),
             Route("/v1/clock", self.clock, methods=["GET"]),
@@ -96,6 +95,10 @@ class _StateApi:
 
     async def health(self, request: Request) -> Response:
         status, body = self._connections.health.answer()
+        return JSONResponse(body, status)
+
+    async def ready(self, request: Request) -> Response:
+        status, body = self._connections.health.readiness()
         return JSONResponse(body, status)
 
     async def status(self, request: Request) -> Response:
@@ -133,24 +136,8 @@ class _StateApi:
         return JSONResponse(description())
 
     async def metrics(self, request: Request) -> Response:
-        return PlainTextResponse(
-            self._connections.metrics.text(
-                {
-                    "connections": len(self._connections.open),
-                    "connections_held": len(self._connections.refusals.held),
-                    "http_requests_bytes": self._requests.bytes,
-                    "pending_bytes": self._store.pending_bytes,
-                    "journal_files_waiting": self._store.journal_files_waiting,
-                    "held_back": int(bool(self._store.held_back)),
-                    "clock_jump_seconds": round(self._clock.ahead_ms / 1000),
-                    "damaged_runs": self._store.damage_count,
-                    "staged_bytes": self._store.staging.bytes,
-                    "batches_pending": self._store.batches.pending,
-                    "damaged_blocks": self._store.batches.damage_count,
-                }
-            ),
-            media_type="text/plain; version=0.0.4",
-        )
+        body, media_type = await self._scrapes.answer(request.headers.get("accept", ""))
+        return Response(body, media_type=media_type)
 
 
 _ERRORS: dict[type[Exception], int] = {

@@ -21,8 +21,8 @@ from headrace.log.store import (
     BatchAnswer,
     BatchRefusedError,
 )
-from headrace.server.diagnostics import Metrics
 from headrace.server.http.requests import body, body_is_taken, check_length, too_long
+from headrace.server.metrics.metrics import Metrics
 
 BODY_SILENCE_S = 30.0
 """Longest time without data from a body that is being uploaded."""

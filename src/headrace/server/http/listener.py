@@ -22,7 +22,6 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.server.connection import DISCARDED_BYTES_MAX, hang_up, peer_name
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
@@ -32,6 +31,7 @@ from headrace.server.http.requests import (
     RequestRefusedError,
 )
 from headrace.server.listeners import http_answer
+from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
@@ -300,6 +300,10 @@ class HttpListener:
     async def start(self) -> None:
         self._task = asyncio.create_task(self._server.serve([self._socket]))
         await self._server.is_open.wait()
+
+    @property
+    def connection_count(self) -> int:
+        return len(self._server.server_state.connections)
 
     async def stop(self) -> None:
         self._server.should_exit = True

@@ -17,8 +17,9 @@ from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.payload.logux import Event
 from headrace.server.access import Credentials
-from headrace.server.connection import Connections, Pause
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
+from headrace.server.peers.connections import Connections
+from headrace.server.peers.pause import Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.logux.server import (
     AddEvents,

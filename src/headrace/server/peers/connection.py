@@ -2,23 +2,22 @@
 
 Answers (ACK, PONG, ATTACHED) are written at once. Records wait in the connection's own queue until the
 transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere:
-`topic_connection.py` and `websocket.py` turn bytes into commands.
+`topic_connection.py` and `websocket.py` turn bytes into commands; what all connections share is in
+`connections.py`.
 """
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from headrace.broker.broker import Broker, BrokerSubscription, Slice, SubscriptionState
-from headrace.broker.readers import Claim, Readers
-from headrace.config.settings import Limits
-from headrace.server.diagnostics import Health, Metrics
-from headrace.server.loop import Turns
-from headrace.server.refusals import Refusals
+from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
+from headrace.broker.readers import Claim
+from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
+from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.pause import Pause
 from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
 
@@ -29,17 +28,6 @@ UNSENT_BYTES_MAX = 1 << 18
 _TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
 _KERNEL_UNSENT_BYTES_MAX = 1 << 17
 
-UNACKNOWLEDGED_BYTES_MAX = 4 << 20
-"""Unacknowledged bytes above which a connection is not read. The next commit is milliseconds away."""
-HELD_BACK_BYTES_MAX = 72 << 20
-"""Unacknowledged bytes above which a connection is not read while commits are held back.
-
-It is the largest window of a client, 256 of the largest payloads, so that a PING behind them is still read
-and answered.
-"""
-CROWDED_BYTES_MAX = 1 << 16
-"""Unacknowledged bytes above which it is not read while all connections exceed `publish_bytes_max`."""
-
 ANSWERS_BYTES_MAX = 1 << 20
 """Unread answers of a peer, in bytes, above which the peer is not read either."""
 
@@ -49,101 +37,8 @@ _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """Bytes and items that are written for one connection before the others have their turn."""
 _TURN_S = 0.005
-_CLOSE_TIMEOUT_S = 5.0
-DISCARDED_BYTES_MAX = 16 << 20
-"""Limit of the bytes read and discarded from a peer that keeps sending after the server has hung up."""
 GOODBYE_TIMEOUT_S = 30.0
 """Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
-_STOP_TIMEOUT_S = 1.0
-_REFUSALS_LOGGED_EVERY_S = 1.0
-
-
-class Connections:
-    """State that the connections of one server share, whatever their protocol."""
-
-    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
-        self.broker = broker
-        self.readers = Readers(broker)
-        self.health = health
-        self.limits = limits
-        self.metrics = metrics
-        self.listeners: dict[str, str] = {}
-        """Address of each listener, for the answer to peers that connected to the wrong one."""
-        self.loop = asyncio.get_running_loop()
-        self.turns = Turns(self.loop)
-        self.open: set[Connection] = set()
-        self.paused: set[Connection] = set()
-        self.draining = False
-        self._all_gone = asyncio.Event()
-        self._refusal_logged_s: dict[str, float] = {}
-        self.refusals = Refusals(self.loop, limits, metrics)
-
-    @property
-    def refuses_new(self) -> bool:
-        """True if a further connection is refused."""
-        return self.draining or len(self.open) >= self.limits.connections_max
-
-    def may_read(self, unacknowledged_bytes: int) -> bool:
-        """True if a connection with this many unacknowledged bytes is read."""
-        store = self.broker.store
-        if store.pending_bytes > self.limits.publish_bytes_max:
-            return unacknowledged_bytes <= CROWDED_BYTES_MAX
-        bytes_max = HELD_BACK_BYTES_MAX if store.held_back else UNACKNOWLEDGED_BYTES_MAX
-        return unacknowledged_bytes <= bytes_max
-
-    def tick(self) -> None:
-        """Read again from paused connections that are below their limit, because the limit has changed."""
-        for connection in list(self.paused):
-            connection.read_again()
-        self.refusals.tick()
-
-    def refused(self, peer: str, why: str = "connections_max is reached") -> None:
-        """Count a refused connection. At most one line per second is logged."""
-        self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
-
-    def request_refused(self, peer: str, why: str) -> None:
-        """Count an HTTP request that breaks a limit. At most one line per second is logged."""
-        self._count_refusal("http_requests_refused_total", f"{peer}: request refused, {why}")
-
-    def _count_refusal(self, counter: str, message: str) -> None:
-        self.metrics.count(counter)
-        now_s = self.loop.time()
-        if now_s >= self._refusal_logged_s.get(counter, 0.0) + _REFUSALS_LOGGED_EVERY_S:
-            self._refusal_logged_s[counter] = now_s
-            logger.warning("%s", message)
-
-    def drain(self) -> None:
-        """Stop reading from all connections, and refuse new ones."""
-        self.draining = True
-        for connection in self.open:
-            connection.pause(Pause.CLOSING)
-
-    async def close(self) -> None:
-        """Hang up on all peers, and wait a moment until the connections have ended."""
-        if self.open:
-            self._all_gone.clear()
-            for connection in list(self.open):
-                connection.close("the server is stopping", websocket.GOING_AWAY)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
-        self.refusals.close()
-
-    def lost(self, connection: "Connection") -> None:
-        self.open.discard(connection)
-        self.paused.discard(connection)
-        if not self.open:
-            self._all_gone.set()
-
-
-class Pause:
-    """Reasons not to read from a connection. The flags are plain integers: they are checked very often."""
-
-    PUBLISHES = 1
-    ANSWERS = 2
-    COMMANDS = 4
-    CLOSING = 8
-    TURN = 16
-    CHECKING = 32
 
 
 class Connection:
@@ -370,6 +265,15 @@ class Connection:
             self._shared.refusals.release(self)
 
     @property
+    def state(self) -> str:
+        """State for the metrics: open, paused, held or closing."""
+        if self._hold_timer is not None:
+            return "held"
+        if self._goodbye is not None or self._closed:
+            return "closing"
+        return "paused" if self._paused else "open"
+
+    @property
     def is_gone(self) -> bool:
         return self._closed or self._transport.is_closing()
 
@@ -521,40 +425,3 @@ class Connection:
                 written += len(data)
         if self._writable:
             self._pump_soon()
-
-
-def hang_up(transport: asyncio.Transport, lost: Callable[[], None]) -> None:
-    """Send buffered data, then end the connection. `lost` is called when it has ended.
-
-    Until the peer hangs up too, its data is read and discarded: the kernel resets a socket that is closed
-    with unread data, and the peer would lose the last answers.
-    """
-    # Pausing and resuming makes the loop read for the new protocol.
-    transport.pause_reading()
-    transport.set_protocol(_Ending(transport, lost))
-    transport.resume_reading()
-    transport.write_eof()
-    # A peer that never reads must not keep the connection open.
-    asyncio.get_running_loop().call_later(_CLOSE_TIMEOUT_S, transport.abort)
-
-
-class _Ending(asyncio.Protocol):
-    __slots__ = ("_bytes", "_lost", "_transport")
-
-    def __init__(self, transport: asyncio.Transport, lost: Callable[[], None]) -> None:
-        self._transport = transport
-        self._lost = lost
-        self._bytes = 0
-
-    def data_received(self, data: bytes) -> None:
-        self._bytes += len(data)
-        if self._bytes > DISCARDED_BYTES_MAX:
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._lost()
-
-
-def peer_name(transport: asyncio.BaseTransport) -> str:
-    name = transport.get_extra_info("peername")
-    return f"{name[0]}:{name[1]}" if name else "unknown"

@@ -1,0 +1,1 @@
+"""Connections of any protocol, and what they share."""

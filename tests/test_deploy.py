@@ -1,0 +1,153 @@
+"""The files for shipping: Dockerfile, `deploy/`. What they name exists, and the tools for them accept them.
+
+Images are not built here: nothing but package registries is within reach.
+"""
+
+import re
+import shlex
+import subprocess
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import typer
+import yaml
+
+from headrace.cli.main import app
+from headrace.config.load import load
+from headrace.server.listeners import NAMES
+from tests.tools import tool
+
+ROOT = Path(__file__).parent.parent
+DEPLOY = ROOT / "deploy"
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+KUBERNETES: list[dict[str, Any]] = list(
+    yaml.safe_load_all((DEPLOY / "kubernetes" / "headrace.yaml").read_text())
+)
+PORTS = {8119, 8120, 8121}
+USER = 10001
+
+
+def check_command(words: list[str]) -> None:
+    """Parse the words of a `headrace` command without running it."""
+    command, rest = typer.main.get_command(app), words
+    while hasattr(command, "commands"):
+        assert rest[0] in command.commands, words
+        command, rest = command.commands[rest[0]], rest[1:]
+    command.make_context(words[0], list(rest))
+
+
+def instructions(name: str) -> list[str]:
+    return re.findall(rf"^{name} (.*)$", DOCKERFILE, re.MULTILINE)
+
+
+def a_list(text: str) -> list[str]:
+    found = yaml.safe_load(text)
+    assert isinstance(found, list)
+    return found
+
+
+def test_the_image_runs_commands_that_exist_as_another_user_than_root():
+    (check,) = instructions("HEALTHCHECK")
+    command = a_list(check.partition("CMD ")[2])
+    assert command[0] == "headrace"
+    check_command(command[1:])
+    assert a_list(instructions("ENTRYPOINT")[-1]) == ["headrace"]
+    check_command(a_list(instructions("CMD")[-1]))
+    assert instructions("USER")[-1] == f"{USER}:{USER}"
+    assert set(map(int, instructions("EXPOSE")[-1].split())) == PORTS
+
+
+def test_the_image_copies_what_there_is_and_its_extras_exist():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = dict(part.partition("=")[::2] for part in instructions("ARG"))["EXTRAS"]
+    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    ignored = (ROOT / ".dockerignore").read_text().splitlines()
+    for line in instructions("COPY"):
+        if not line.startswith("--from"):
+            for name in line.split()[:-1]:
+                assert (ROOT / name).exists(), name
+                assert f"!{name}" in ignored, name
+
+
+def test_the_settings_of_the_pod_are_valid_and_its_probes_ask_what_is_there(tmp_path):
+    maps = [one for one in KUBERNETES if one["kind"] == "ConfigMap"]
+    file = tmp_path / "headrace.toml"
+    file.write_text(maps[0]["data"]["headrace.toml"])
+    config = load({}, {}, file).config
+    (pod,) = (one for one in KUBERNETES if one["kind"] == "StatefulSet")
+    assert pod["spec"]["replicas"] == 1
+    spec = pod["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {name: getattr(config.listen, name).port for name in NAMES}
+    check_command(container["args"])
+    mounts = {one["name"] for one in container["volumeMounts"]}
+    claims = {one["metadata"]["name"] for one in pod["spec"]["volumeClaimTemplates"]}
+    assert mounts == claims | {one["name"] for one in spec["volumes"]}
+    assert spec["securityContext"]["runAsNonRoot"]
+    assert spec["securityContext"]["runAsUser"] == USER
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        (check,) = container[probe].keys() & {"httpGet", "tcpSocket"}
+        assert container[probe][check]["port"] in ports
+        assert container[probe][check].get("path", "/healthz") in ("/healthz", "/readyz")
+
+
+def test_the_service_leads_to_the_pod():
+    (service,) = (one for one in KUBERNETES if one["kind"] == "Service")
+    assert {port["port"] for port in service["spec"]["ports"]} == PORTS
+
+
+def test_the_parts_of_the_compose_file_fit_together():
+    services = COMPOSE["services"]
+    volumes = set(COMPOSE["volumes"])
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in volumes or (DEPLOY / source).exists(), (name, volume)
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), (name, port)
+        assert set(service.get("depends_on", {})) <= set(services)
+    headrace = services["headrace"]
+    assert headrace["read_only"]
+    assert headrace["cap_drop"] == ["ALL"]
+    load({}, {key: str(value) for key, value in headrace["environment"].items()})
+
+
+def test_prometheus_scrapes_the_server_with_the_rules_beside_it():
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"] == ["headrace:8121"]
+    for name in prometheus["rule_files"]:
+        assert (DEPLOY / "prometheus" / name).exists()
+
+
+UNITS = sorted((DEPLOY / "systemd").iterdir())
+
+
+def test_the_units_name_each_other_the_listeners_and_commands_that_exist():
+    texts = {path.name: path.read_text() for path in UNITS}
+    sockets = [name for name in texts if name.endswith(".socket")]
+    service = texts["headrace.service"]
+    (requires,) = re.findall(r"^Requires=(.*)$", service, re.MULTILINE)
+    assert sorted(requires.split()) == sorted(sockets)
+    names = [
+        re.findall(r"^FileDescriptorName=(.*)$", texts[one], re.MULTILINE)[0] for one in sockets
+    ]
+    assert sorted(names) == sorted(NAMES)
+    (command,) = re.findall(r"^ExecStart=(.*)$", service, re.MULTILINE)
+    check_command(shlex.split(command)[1:])
+
+
+def test_systemd_accepts_the_units(tmp_path):
+    """`systemd-analyze` looks for the program too, so a copy names one that is here."""
+    for unit in UNITS:
+        text = unit.read_text().replace("/opt/headrace/bin/headrace", "/bin/true")
+        (tmp_path / unit.name).write_text(text)
+    paths = [tmp_path / unit.name for unit in UNITS]
+    done = subprocess.run(
+        [tool("systemd-analyze"), "verify", "--man=no", *paths], capture_output=True, text=True
+    )
+    ours = [line for line in done.stderr.splitlines() if "headrace" in line]
+    assert ours == []
