@@ -353,7 +353,8 @@ def unapplied_frames(data: Path) -> list[tuple[Path, int, int]]:
 def test_a_last_write_that_was_not_finished_is_no_damage(killed):
     file, begin, length = unapplied_frames(killed)[-1]
     content = bytearray(file.read_bytes())
-    content[begin + length - 5 : begin + length] = bytes(5)
+    end = -(-(begin + length) // journal.BLOCK_BYTES) * journal.BLOCK_BYTES
+    content[begin + length - 5 : end] = bytes(end - begin - length + 5)
     file.write_bytes(content)
     report = verify(killed)
     assert not report.damaged
@@ -553,6 +554,16 @@ def test_a_damaged_backup_is_found(sound):
     backup.write_bytes(b"not a database, and not short either" * 30)
     (damage,) = verify(sound).damages
     assert damage.file == backup.name
+
+
+def test_a_damaged_clock_is_found(sound):
+    clock = sound / "clock"
+    assert not clock.exists()
+    clock.write_bytes(bytes(100))
+    (damage,) = verify(sound).damages
+    assert damage.file == clock.name
+    assert damage.reason == "the file is damaged: its checksum does not match"
+    assert verify(sound, []).damaged
 
 
 def test_files_the_catalogue_does_not_name_are_noted(sound):
