@@ -21,6 +21,7 @@ from tests.tools import tool
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES: list[dict[str, Any]] = list(
     yaml.safe_load_all((DEPLOY / "kubernetes" / "headrace.yaml").read_text())
 )
@@ -97,6 +98,29 @@ def test_the_settings_of_the_pod_are_valid_and_its_probes_ask_what_is_there(tmp_
 def test_the_service_leads_to_the_pod():
     (service,) = (one for one in KUBERNETES if one["kind"] == "Service")
     assert {port["port"] for port in service["spec"]["ports"]} == PORTS
+
+
+def test_the_parts_of_the_compose_file_fit_together():
+    services = COMPOSE["services"]
+    volumes = set(COMPOSE["volumes"])
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert source in volumes or (DEPLOY / source).exists(), (name, volume)
+        for port in service.get("ports", []):
+            assert port.startswith("127.0.0.1:"), (name, port)
+        assert set(service.get("depends_on", {})) <= set(services)
+    headrace = services["headrace"]
+    assert headrace["read_only"]
+    assert headrace["cap_drop"] == ["ALL"]
+    load({}, {key: str(value) for key, value in headrace["environment"].items()})
+
+
+def test_prometheus_scrapes_the_server_with_the_rules_beside_it():
+    prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
+    assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"] == ["headrace:8121"]
+    for name in prometheus["rule_files"]:
+        assert (DEPLOY / "prometheus" / name).exists()
 
 
 UNITS = sorted((DEPLOY / "systemd").iterdir())

@@ -78,7 +78,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("store", "embedded", "layout", "disk"),
+        *("records", "store", "embedded", "layout", "disk"),
         *("batch.staging", "read.index", "read.raw"),
     },
     ("client", "session"): {

@@ -35,6 +35,9 @@ LOGUX_PREFIX = "$logux/"
 CHANNEL_PREFIX = "$channel/"
 """Prefix of topics that are logs of channels. Their records are messages in envelopes."""
 
+AUDIT_TOPIC = "$audit"
+"""Topic of the audit trail. Only the server publishes there."""
+
 ENVELOPE_PREFIXES = (LOGUX_PREFIX, CHANNEL_PREFIX)
 """Prefixes of topics whose records have an envelope. Only their own protocols publish there."""
 

@@ -11,7 +11,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, RESTError
 from pyiceberg.table import StaticTable
 
 from headrace.lake.format import LakeError, Shape
@@ -20,7 +20,7 @@ from headrace.lake.formats.iceberg import IcebergLake
 from headrace.lake.storage.storage import replace, storage_of
 from headrace.lake.table import make_table, open_table
 from tests.lake.rows import DAY_MS, NOON_MS, rows, token
-from tests.lake.test_table import APP, batch, merged, payloads, three_batches
+from tests.lake.test_table import APP, OLD, batch, merged, payloads, three_batches
 
 
 @pytest.fixture
@@ -222,3 +222,121 @@ def test_a_hint_never_stays_behind_one_who_was_faster(lake, monkeypatch):
     assert lake.commit(APP, 0, batch(lake, 0), token())
     assert not meddling
     assert payloads(lake) == [b"0", b"1"]
+
+
+# Old snapshots
+
+MOST = 5
+
+
+def snapshots(lake):
+    return lake._table().metadata.snapshots
+
+
+def test_a_commit_keeps_few_snapshots_and_everything_else_stays(lake, monkeypatch):
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    for number in range(3 * MOST):
+        assert lake.commit(APP, number, batch(lake, number), number)
+        assert len(snapshots(lake)) == min(number + 1, MOST)
+        again = open_table(lake._storage)
+        assert again.last(APP) == (number, number)
+        # A repeat after an unknown outcome, and another one with this number.
+        assert again.commit(APP, number, batch(lake, number), number)
+        assert not again.commit(APP, number, batch(lake, number), number + 1)
+        assert not again.commit(APP, 0, batch(lake, 0), 99)
+    wanted = sorted(b"%d" % number for number in range(3 * MOST))
+    assert payloads(lake) == wanted
+    by_catalog = catalog_of(lake._storage.root).load_table("headrace.records")
+    assert sorted(by_catalog.scan().to_arrow()["payload"].to_pylist()) == wanted
+    lake.sweep(0, dry_run=False)
+    assert payloads(lake) == wanted
+
+
+def test_a_commit_with_a_lost_answer_counts_once_although_it_drops_snapshots(lake, monkeypatch):
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    commit_table = SqlCatalog.commit_table
+
+    def commit(self, *given):
+        commit_table(self, *given)
+        raise RESTError("the answer is lost")
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+    for number in range(2 * MOST):
+        assert lake.commit(APP, number, batch(lake, number), number)
+    assert len(snapshots(lake)) == MOST
+    assert payloads(lake) == [b"%d" % number for number in range(2 * MOST)]
+
+
+def test_replaced_files_stay_named_until_they_are_swept(lake, monkeypatch):
+    """One snapshot stays for all replacements of a compaction."""
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    paths = three_batches(lake)
+    (fourth,) = batch(lake, 3)
+    assert lake.commit(APP, 3, [fourth], token())
+    replaced = [*paths, fourth.path]
+    for path in replaced:
+        os.utime(lake._storage.root / path, (OLD, OLD))
+    for number, some in enumerate(([0, 1], [2, 3])):
+        names = [replaced[one] for one in some]
+        assert lake.commit("merge", number, merged(lake, *some), token(), replaced=names)
+    for number in range(4, 4 + 3 * MOST):
+        assert open_table(lake._storage).commit(APP, number, batch(lake, number), token())
+    assert len(snapshots(lake)) == MOST + 1
+    first = snapshots(lake)[0]
+    named = {
+        lake._path(entry.data_file.file_path)
+        for manifest in first.manifests(lake._table().io)
+        for entry in manifest.fetch_manifest_entry(lake._table().io)
+    }
+    assert named == set(replaced)
+    lake.sweep(7200, dry_run=False)
+    assert all((lake._storage.root / path).exists() for path in replaced)
+    lake.sweep(0, dry_run=False)
+    assert not any((lake._storage.root / path).exists() for path in replaced)
+    assert payloads(lake) == sorted(b"%d" % number for number in range(4 + 3 * MOST))
+
+
+def test_a_snapshot_stays_if_only_it_names_a_file_that_was_replaced_twice(lake, monkeypatch):
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    paths = three_batches(lake)
+    (both,) = merged(lake, 0, 1)
+    assert lake.commit("merge", 0, [both], token(), replaced=paths[:2])
+    last = [both.path, paths[2]]
+    assert lake.commit("merge", 1, merged(lake, 0, 1, 2), token(), replaced=last)
+    for number in range(3, 3 + 3 * MOST):
+        assert lake.commit(APP, number, batch(lake, number), token())
+    assert len(snapshots(lake)) == MOST + 2
+    for path in (*paths, both.path):
+        os.utime(lake._storage.root / path, (OLD, OLD))
+    lake.sweep(7200, dry_run=False)
+    assert all((lake._storage.root / path).exists() for path in (*paths, both.path))
+
+
+def test_snapshots_that_others_refer_to_or_have_made_stay(lake, monkeypatch):
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    three_batches(lake)
+    tagged = lake._table().current_snapshot().snapshot_id
+    lake._table().manage_snapshots().create_tag(tagged, "monday").commit()
+    assert lake.commit(APP, 3, batch(lake, 3), token())
+    before = lake._table().current_snapshot().snapshot_id
+    lake._table().delete("offset = 0")  # a row, and so a file, that only `before` has
+    for number in range(4, 4 + 3 * MOST):
+        assert lake.commit(APP, number, batch(lake, number), token())
+    assert [one.snapshot_id for one in snapshots(lake)][:-MOST] == [tagged, before]
+    assert lake._table().refs()["monday"].snapshot_id == tagged
+
+
+def test_a_catalogue_that_keeps_all_snapshots_commits(lake, monkeypatch):
+    monkeypatch.setattr(iceberg, "SNAPSHOTS_MAX", MOST)
+    commit_table = SqlCatalog.commit_table
+
+    def commit(self, table, requirements, updates):
+        if any(one.action == "remove-snapshots" for one in updates):
+            raise RESTError("snapshots cannot be removed")
+        return commit_table(self, table, requirements, updates)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit)
+    for number in range(2 * MOST):
+        assert lake.commit(APP, number, batch(lake, number), token())
+    assert len(snapshots(lake)) == 2 * MOST
+    assert len(payloads(lake)) == 2 * MOST

@@ -6,9 +6,11 @@ import signal
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from functools import partial
 
 import pytest
 from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from headrace.errors import HeadraceError
 from headrace.pipeline.tasks import (
@@ -24,7 +26,8 @@ from headrace.pipeline.tasks import (
     _signals,
 )
 from headrace.reader.http_client import ServerError
-from headrace.spark.session import java_context
+from headrace.spark.session import described, java_context
+from headrace.testing import wait_until
 
 
 def double(number: int) -> int:
@@ -52,26 +55,45 @@ def test_results_come_in_the_order_of_the_works_and_failures_as_sentences(shared
     assert shared_spark.range(1).count() == 1
 
 
-def test_a_query_has_the_tag_of_its_job_and_the_session_keeps_only_its_own(shared_spark):
-    def jobs() -> Iterator[tuple[int, str]]:
-        found = java_context(shared_spark).statusStore().jobsList(None)
-        for place in range(found.size()):
-            job = found.apply(place)
-            yield job.jobId(), job.jobTags().mkString(",")
+def jobs_of(spark: SparkSession) -> dict[int, tuple[str, str]]:
+    """Return tags and description of each job, as Spark's UI knows them."""
+    jobs = java_context(spark).statusStore().jobsList(None)
+    found = [jobs.apply(place) for place in range(jobs.size())]
+    return {job.jobId(): (job.jobTags().mkString(","), str(job.description())) for job in found}
 
-    before = {number for number, _ in jobs()}
+
+@pytest.fixture
+def notebook(shared_spark: SparkSession) -> Iterator[SparkSession]:
+    """Session whose user has given it a tag and a description."""
     shared_spark.addTag("of-the-notebook")
-    try:
-        SparkRunner("headrace export", "local[2]").run([3, 1, 2], double)
-        with pytest.raises(JobError):
-            SparkRunner("headrace export", "local[2]").run([7], double)
-        assert shared_spark.getTags() == {"of-the-notebook"}
-    finally:
-        shared_spark.removeTag("of-the-notebook")
-    tags = [tag for number, tag in jobs() if number not in before]
-    assert len(tags) >= 2
-    for tag in tags:
-        assert re.search(r"headrace-export-[0-9a-f]{8}\b", tag) and "of-the-notebook" in tag
+    with described(shared_spark, "cell 7"):
+        yield shared_spark
+    shared_spark.removeTag("of-the-notebook")
+
+
+def test_a_query_has_tag_and_description_of_its_job_and_the_session_keeps_its_own(notebook):
+    before = jobs_of(notebook).keys()
+    SparkRunner("headrace export", "local[2]").run([3, 1, 2], double)
+    with pytest.raises(JobError):
+        SparkRunner("headrace export", "local[2]").run([7], partial(double))
+    SparkRunner("headrace dedupe", "local[2]").exchange(["to be"], words, STEPS)
+    assert notebook.getTags() == {"of-the-notebook"}
+    assert notebook.range(3).count() == 3
+
+    def new_jobs() -> list[tuple[str, str]]:
+        return [found for number, found in jobs_of(notebook).items() if number not in before]
+
+    # The UI learns of jobs in their order, and later than their results are here.
+    wait_until(lambda: any("cell 7" in what for _, what in new_jobs()), 60, "the last job")
+    assert {what for _, what in new_jobs()} == {
+        "Some(headrace export: double)",
+        "Some(headrace dedupe: words, count, gather one)",
+        "Some(cell 7)",
+    }
+    for tags, what in new_jobs():
+        found = re.findall(r"headrace-(\w+)-[0-9a-f]{8}\b", tags)
+        assert found == re.findall(r"headrace (\w+):", what)
+        assert "of-the-notebook" in tags
 
 
 @pytest.mark.usefixtures("shared_spark")
@@ -134,11 +156,11 @@ def count(number: int, letters: Iterator[Letter]) -> Iterator[Letter]:
     yield Letter(0, b"%d" % number, b",".join(found))
 
 
-def gather(number: int, letters: Iterator[Letter]) -> Iterator[Letter]:
+def gather_one(number: int, letters: Iterator[Letter]) -> Iterator[Letter]:
     yield Letter(number, b"", b" ".join(letter.data for letter in letters))
 
 
-STEPS = (Step(9, count), Step(2, gather))
+STEPS = (Step(9, count), Step(2, gather_one))
 
 
 @pytest.mark.parametrize("where", ["here", "spark"])
@@ -162,7 +184,7 @@ def large(size: int) -> Iterator[Letter]:
 @pytest.mark.usefixtures("shared_spark")
 def test_a_letter_may_be_large():
     runner = SparkRunner("test", "local[2]")
-    [found] = runner.exchange([LETTER_BYTES_MAX, 1], large, [Step(1, gather)])
+    [found] = runner.exchange([LETTER_BYTES_MAX, 1], large, [Step(1, gather_one)])
     assert len(found.data) == LETTER_BYTES_MAX + 2
 
 

@@ -110,11 +110,14 @@ def test_a_setting_of_port_0_matches_no_socket() -> None:
         assign(sockets(("", "127.0.0.1:8119")), FREE)
 
 
-def test_the_documented_socket_unit_fits_the_default_settings() -> None:
-    manual = (Path(__file__).parents[2] / "docs" / "operating.md").read_text()
-    addresses = re.findall(r"^ListenStream=(.+)$", manual, re.MULTILINE)
-    unit = sockets(*(("headrace.socket", address) for address in addresses))
-    assert assign(unit, DEFAULTS) == ["figg", "ws", "http"]
+def test_the_socket_units_fit_the_default_settings() -> None:
+    units = sorted((Path(__file__).parents[2] / "deploy" / "systemd").glob("*.socket"))
+    texts = [unit.read_text() for unit in units]
+    addresses = [re.findall(r"^ListenStream=(.+)$", text, re.MULTILINE)[0] for text in texts]
+    names = [re.findall(r"^FileDescriptorName=(.+)$", text, re.MULTILINE)[0] for text in texts]
+    unnamed = sockets(*(("headrace.socket", address) for address in addresses))
+    assert assign(unnamed, DEFAULTS) == names
+    assert sorted(names) == ["figg", "http", "ws"]
 
 
 # Peers at the wrong port

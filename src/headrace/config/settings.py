@@ -28,7 +28,13 @@ from headrace.config.values import (
     setting,
     size,
 )
-from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX, OLD_PREFIXES, Durability
+from headrace.model import (
+    AUDIT_TOPIC,
+    CHANNEL_PREFIX,
+    LOGUX_PREFIX,
+    OLD_PREFIXES,
+    Durability,
+)
 from headrace.printing import quoted
 
 
@@ -250,6 +256,13 @@ BUILT_IN_RULES = (
 )
 
 
+_ALWAYS_ON_DISK = (CHANNEL_PREFIX, AUDIT_TOPIC)
+"""Beginnings of topics that are on disk whatever the rules say: notes of channels, and the audit trail."""
+
+AUDIT_AGE_S = 31_536_000.0
+"""Age at which records of the audit trail are deleted, unless a rule for its topic says otherwise: a year."""
+
+
 class TopicRule(NamedTuple):
     """Settings of one topic, with every value resolved."""
 
@@ -326,10 +339,12 @@ class Config:
             "grace_s": channels.grace_s,
             "last_state": channels.last_state,
         }
+        if topic == AUDIT_TOPIC:
+            values |= {"retention_age_s": AUDIT_AGE_S, "retention_bytes": 0}
         for rule in reversed(matching):
             values |= {key: own for key in values if (own := getattr(rule, key)) is not None}
-        if values["durability"] is Durability.MEMORY and topic.startswith(CHANNEL_PREFIX):
-            values["durability"] = Durability.WRITTEN  # the notes of a channel are always on disk
+        if values["durability"] is Durability.MEMORY and topic.startswith(_ALWAYS_ON_DISK):
+            values["durability"] = Durability.WRITTEN
         return TopicRule(**values)
 
 

@@ -85,6 +85,7 @@ def compact(given: CompactArguments) -> CompactSummary:
             swept=_sweep(storage, table, given),
             dry_run=True,
         )
+    storage.prepare()
     with storage.lock("compact"):
         table.sync()  # completes what a killed run has left
         with closing(given.task_runner("compact")) as runner:

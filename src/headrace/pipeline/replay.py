@@ -153,6 +153,7 @@ def replay(given: ReplayArguments) -> ReplaySummary:
             if found.start < found.end:
                 # First check that the server answers: a replay that could not begin leaves nothing behind.
                 _is_decided(http, producer_of(table.id, wanted, found), 0)
+                storage.prepare()
                 found = store_course(storage, wanted, found)
         producer = producer_of(table.id, wanted, found)
         first = first_open(found, partial(_is_decided, http, producer))

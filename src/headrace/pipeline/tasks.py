@@ -202,7 +202,7 @@ class SparkRunner:
     ) -> list[Result]:
         if not works:
             return []
-        found = self._collect(works, partial(_run_works, function=function), (), progress)
+        found = self._collect(works, _run_works, function, (), progress)
         results: list[Result] = []
         for letter in sorted(found, key=lambda letter: letter.to):
             one = pickle.loads(letter.data)
@@ -220,7 +220,7 @@ class SparkRunner:
     ) -> list[Letter]:
         if not works:
             return []
-        return self._collect(works, partial(_send, function=first), steps, progress)
+        return self._collect(works, _send, first, steps, progress)
 
     def close(self) -> None:
         if self._spark is not None and self._is_ours:
@@ -233,15 +233,18 @@ class SparkRunner:
     def _collect(
         self,
         works: Sequence[Any],
-        first: Callable[[Batches], Batches],
+        task: Callable[..., Batches],
+        first: Callable[[Any], Any],
         steps: Sequence[Step],
         progress: Progress | None,
     ) -> list[Letter]:
         spark = self.session()
         tasks = len(works) + sum(step.partitions for step in steps)
         tag = f"{self._name.replace(' ', '-')}-{uuid.uuid4().hex[:8]}"
-        with self.sentences(), _watched(spark, tag, tasks, progress):
-            data = _frame(spark, works).mapInArrow(first, _COLUMNS)
+        functions: list[Callable[..., object]] = [first, *(step.function for step in steps)]
+        what = f"{self._name}: {', '.join(map(_words_of, functions))}"
+        with self.sentences(), _watched(spark, tag, what, tasks, progress):
+            data = _frame(spark, works).mapInArrow(partial(task, function=first), _COLUMNS)
             for step in steps:
                 data = data.repartitionById(step.partitions, "to").sortWithinPartitions("key")
                 data = data.mapInArrow(partial(_send_on, function=step.function), _COLUMNS)
@@ -387,18 +390,26 @@ def _standard_error(handle: int) -> Iterator[None]:
         os.close(handle)
 
 
-# Tags and progress
+# Tags, descriptions and progress
+
+
+def _words_of(function: Callable[..., object]) -> str:
+    """Return the name of a function as words, such as `write part`."""
+    while isinstance(function, partial):
+        function = function.func
+    return str(getattr(function, "__name__", "")).strip("_").replace("_", " ")
 
 
 @contextlib.contextmanager
 def _watched(
-    spark: "SparkSession", tag: str, tasks: int, progress: Progress | None
+    spark: "SparkSession", tag: str, what: str, tasks: int, progress: Progress | None
 ) -> Iterator[None]:
-    """Tag the queries that run meanwhile, and report which part of `tasks` tasks is finished.
+    """Tag and describe the queries that run meanwhile, and report which part of `tasks` tasks is finished.
 
-    The tag names a query in Spark's UI, and cancels it if the driver is interrupted.
+    The tag cancels a query if the driver is interrupted. It names the query in Spark's UI over Spark Connect;
+    in any other session, `what` does.
     """
-    from headrace.spark.session import is_remote
+    from headrace.spark.session import described, is_remote
 
     def tell(finished: int) -> None:
         if progress is not None:
@@ -407,7 +418,7 @@ def _watched(
     watch = _watch_remote(spark, tell) if is_remote(spark) else _watch_local(spark, tag, tell)
     spark.addTag(tag)
     try:
-        with watch if progress is not None else contextlib.nullcontext():
+        with described(spark, what), watch if progress is not None else contextlib.nullcontext():
             yield
     except (KeyboardInterrupt, SystemExit):
         with contextlib.suppress(Exception):  # otherwise Spark would go on with the tasks

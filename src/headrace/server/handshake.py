@@ -33,6 +33,8 @@ BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
 
 _VERSION = "13"
+_BLANKS = " \t"
+"""Characters around a header's value that do not belong to it (RFC 9110 section 5.6.3)."""
 
 
 Route = Callable[[str], Callable[[], WebSocketConnection] | None]
@@ -92,7 +94,9 @@ class Handshake(asyncio.Protocol):
         try:
             end = self._meter.feed(self._parser, data)
             if self._connection is not None:
-                self._upgrade(self._connection, b"" if end is None else data[end:])
+                if end is None:
+                    raise _Answer(400, "the headers do not ask for an upgrade")
+                self._upgrade(self._connection, data[end:])
         except RequestRefusedError as refusal:
             self._answer(refusal)
 
@@ -114,7 +118,7 @@ class Handshake(asyncio.Protocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         self._meter.header(len(name) + len(value))
         key = name.decode("latin-1").lower()
-        self._headers.setdefault(key, []).append(value.decode("latin-1").strip())
+        self._headers.setdefault(key, []).append(value.decode("latin-1").strip(_BLANKS))
 
     def on_headers_complete(self) -> None:
         self._method = self._parser.get_method().decode("latin-1")
@@ -219,7 +223,10 @@ class Handshake(asyncio.Protocol):
         return self._headers.get(name, [""])[0]
 
     def _tokens(self, name: str) -> set[str]:
-        return {token.strip().lower() for token in ",".join(self._headers.get(name, [])).split(",")}
+        return {
+            token.strip(_BLANKS).lower()
+            for token in ",".join(self._headers.get(name, [])).split(",")
+        }
 
     def _end_wait(self) -> None:
         if self._timer is not None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,6 +59,9 @@ Filter push-down is off: Spark 4.3 caches the filtered part of a frame and later
 _CONNECT = "sc://"
 _SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Variable that `spark-submit` sets for an application."""
+
+_DESCRIPTION = "spark.job.description"
+"""Property of a thread."""
 
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 
@@ -165,6 +168,25 @@ def java_context(spark: "SparkSession") -> Any:
     """Return the JVM's context of a session; raise if it was stopped, and over Spark Connect."""
     context: Any = spark._sc
     return context._jsc.sc()
+
+
+@contextmanager
+def described(spark: "SparkSession", what: str) -> Iterator[None]:
+    """Describe the queries of this thread in Spark's UI meanwhile, unless the session is of Spark Connect.
+
+    Spark Connect has no descriptions: its UI shows the tags of a query.
+    """
+    if is_remote(spark):
+        yield
+        return
+    context = java_context(spark)
+    before = context.getLocalProperty(_DESCRIPTION)
+    context.setJobDescription(what)
+    try:
+        yield
+    finally:
+        with suppress(Exception):  # a JVM that has died
+            context.setLocalProperty(_DESCRIPTION, before)
 
 
 def java_process(spark: "SparkSession") -> int | None:

@@ -9,6 +9,7 @@ from headrace.lake.format import LakeError
 from headrace.lake.storage.storage import storage_of
 from tests.fakes.s3_proxy import Answer
 from tests.fakes.s3_server import KEY, READER_KEY, READER_SECRET, SECRET, Bucket
+from tests.pipeline.lakes import ends_of
 from tests.pipeline.meddling import Meddling
 from tests.pipeline.objects.stored import StoredLake
 
@@ -160,6 +161,26 @@ def test_a_store_that_ignores_conditions_is_refused_before_anything_is_written(l
     with pytest.raises(LakeError, match="replaces objects although it is told not to"):
         lake.export(through=s3_proxy)
     assert sorted(lake.paths()) == before
+
+
+@pytest.mark.parametrize("job", ["compact", "replay", "dedupe", "aggregate"])
+def test_every_job_that_writes_refuses_a_store_that_ignores_conditions(lake, s3_proxy, job):
+    lake.export(part_bytes=100)
+    s3_proxy.ignore_conditions(KEY, SECRET)
+    bucket = storage_of(f"s3://{lake.bucket.name}", lake.bucket.options)
+    before = sorted(one.path for one in bucket.list())
+    others, url = f"s3://{lake.bucket.name}", lake.server.http_url
+    jobs: dict[str, tuple[list[str], dict[str, object]]] = {
+        "compact": ([], {}),
+        "replay": ([lake.a, f"{lake.prefix}-again"], {"url": url}),
+        "dedupe": ([f"{others}/rows"], {"payload": True}),
+        "aggregate": ([f"{others}/states"], {"reducer": "count"}),
+    }
+    arguments, given = jobs[job]
+    with pytest.raises(LakeError, match="replaces objects although it is told not to"):
+        lake.run(job, lake.bucket.url, *arguments, **given, through=s3_proxy)
+    assert sorted(one.path for one in bucket.list()) == before
+    assert f"{lake.prefix}-again" not in ends_of(lake.server)
 
 
 def test_a_store_that_does_not_know_conditions_is_refused(lake, s3_proxy):

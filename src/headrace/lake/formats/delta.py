@@ -42,7 +42,7 @@ from headrace.lake.format import (
     reads,
     writes,
 )
-from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, Storage
+from headrace.lake.storage.storage import HIDDEN, DirectoryStorage, Storage, check_links
 
 LOG = "_delta_log"
 
@@ -241,6 +241,7 @@ def make_delta(
     partition: Sequence[str] = (),
 ) -> None:
     storage.prepare()
+    check_links(storage, "delta")  # the library gives each commit its name by a link
     with in_a_sentence(storage, LOG, writing=True):
         DeltaTable.create(
             storage.address,

@@ -3,7 +3,8 @@
 By default the library retries commits, and could commit a number twice; the table's properties turn retries
 off. An application's last number is a property of the table. It is read from the object that makes the
 commit, and set in the same commit. Each commit makes a snapshot, even without files, because the library
-detects other writers only by snapshots.
+detects other writers only by snapshots. The library copies all snapshots at each commit, so a commit also
+drops old ones.
 
 A catalogue is durable at once. So each file of metadata is durable before the catalogue names it.
 """
@@ -11,7 +12,7 @@ A catalogue is durable at once. So each file of metadata is durable before the c
 import itertools
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence, Set
 from typing import Any, Self
 
 import pyarrow as pa
@@ -33,6 +34,9 @@ from pyiceberg.expressions.literals import literal
 from pyiceberg.io.pyarrow import parquet_file_to_data_file
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update.snapshot import ExpireSnapshots
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from pyiceberg.types import NestedField, PrimitiveType
 
@@ -64,7 +68,13 @@ from headrace.lake.storage.storage import Storage, directory_of, replace
 METADATA = "metadata"
 HINT = f"{METADATA}/version-hint.text"
 
+SNAPSHOTS_MAX = 100
+"""Number of newest snapshots that a commit keeps. Older ones stay while only they name replaced files."""
+
 _LAST_KEY = "headrace.last."
+
+_NAMED_IN_KEY = "headrace.named-in"
+"""Entry in the summary of a snapshot that replaces files: ID of an earlier one that names all of them."""
 
 _REFUSALS_MAX = 3
 """Number of times that a commit may fail in a row although nobody else has committed."""
@@ -94,6 +104,8 @@ class IcebergLake:
     def __init__(self, catalog: LakeCatalog, shape: Shape) -> None:
         self._catalog, self.shape = catalog, shape
         self._storage = catalog.storage
+        self._named_before: tuple[int, Collection[str]] | None = None
+        """Snapshot before the first replacement by this object, and its files."""
 
     @classmethod
     def open(cls, storage: Storage) -> Self | None:
@@ -147,9 +159,15 @@ class IcebergLake:
                 return False
             refusals = refusals + 1 if table.metadata_location == seen else 0
             seen = table.metadata_location
+            before = self._before_replacing(table, live, replaced) if replaced else None
             try:
                 with table.transaction() as change:
-                    update = change.update_snapshot()
+                    old = _needless(table.metadata)
+                    if old and not refusals:  # some catalogues may keep all snapshots
+                        ExpireSnapshots(change).by_ids(old).commit()
+                    update = change.update_snapshot(
+                        {} if before is None else {_NAMED_IN_KEY: str(before[0])}
+                    )
                     with update.overwrite() if replaced else update.merge_append() as snapshot:
                         for path in replaced:
                             snapshot.delete_data_file(live[path])
@@ -165,8 +183,27 @@ class IcebergLake:
                     with self._catalog.errors():
                         raise
                 continue
+            self._named_before = before or self._named_before
             self.sync()
             return True
+
+    def _before_replacing(
+        self, table: Table, live: Collection[str], replaced: Collection[str]
+    ) -> tuple[int, Collection[str]]:
+        """Return a snapshot of the table that names all files which are about to be replaced, and its files.
+
+        For all replacements of one compaction it is the same if possible, so that few snapshots stay.
+        """
+        before = self._named_before
+        if (
+            before is not None
+            and set(replaced) <= set(before[1])
+            and table.snapshot_by_id(before[0]) is not None
+        ):
+            return before
+        newest = table.current_snapshot()
+        assert newest is not None  # it names the files that are replaced
+        return newest.snapshot_id, live
 
     @reads
     def files(self) -> dict[str, int]:
@@ -364,6 +401,33 @@ def _value(field: NestedField, found: Mapping[int, bytes] | None) -> Any:
     if data is None or not isinstance(field.field_type, PrimitiveType):
         return None
     return from_bytes(field.field_type, data)
+
+
+def _needless(metadata: TableMetadata) -> list[int]:
+    """Return old snapshots whose files are all named by newer ones, or by older ones that stay.
+
+    A file that a compaction has replaced stays named until a sweep finds the replacement old enough.
+    """
+    ids = {str(one.snapshot_id) for one in metadata.snapshots}
+    following = {one.parent_snapshot_id: one for one in metadata.snapshots}
+    referred = {one.snapshot_id for one in metadata.refs.values()}
+    return [
+        one.snapshot_id
+        for one in metadata.snapshots[: 1 - SNAPSHOTS_MAX]  # the commit makes one more
+        if one.snapshot_id not in referred
+        and one.snapshot_id in following
+        and _names_nothing_more(one, following[one.snapshot_id], ids)
+    ]
+
+
+def _names_nothing_more(one: Snapshot, following: Snapshot, ids: Set[str]) -> bool:
+    """True if no file of a snapshot is unknown to the following one and to older ones that stay."""
+    summary = following.summary
+    if summary is None:
+        return False
+    if summary.operation is Operation.APPEND:
+        return True
+    return summary.get(_NAMED_IN_KEY, "") in ids - {str(one.snapshot_id)}
 
 
 def _last(table: Table, app: str) -> Committed | None:

@@ -38,7 +38,14 @@ from headrace.lake.format import (
     check_format,
     in_a_sentence,
 )
-from headrace.lake.storage.storage import HIDDEN, Storage, directory_of, make_directory, sync
+from headrace.lake.storage.storage import (
+    HIDDEN,
+    Storage,
+    check_links,
+    directory_of,
+    make_directory,
+    sync,
+)
 
 _WAIT_S = 60.0
 """Time to wait for other writers: their transactions are short."""
@@ -70,6 +77,8 @@ class ParquetLake:
     def __init__(self, storage: Storage, shape: Shape) -> None:
         self._storage, self.shape = storage, shape
         self._lake = directory_of(storage, _WHAT)
+        self._has_links = False
+        """True once a commit has found that the file system has hard links: a lake may have been moved."""
 
     @classmethod
     def open(cls, storage: Storage) -> Self | None:
@@ -89,6 +98,7 @@ class ParquetLake:
     def make(cls, storage: Storage, shape: Shape) -> None:
         lake = directory_of(storage, _WHAT)
         storage.prepare()
+        check_links(storage, cls.kind)
         (lake / MARK).touch()
         with _locked(storage) as database:
             for statement in _TABLES.split(";"):
@@ -118,6 +128,9 @@ class ParquetLake:
         *,
         replaced: Collection[str] = (),
     ) -> bool:
+        if not self._has_links:
+            check_links(self._storage, self.kind)
+            self._has_links = True
         with _locked(self._storage) as database:
             last, wanted = _last(database, app), Committed(number, token)
             if last is not None and last.number >= number:

@@ -441,6 +441,24 @@ def directory_of(storage: Storage, what: str) -> Path:
     return storage.root
 
 
+def check_links(storage: Storage, kind: str) -> None:
+    """Raise LakeError unless a file in a directory can have two names. Other places do not need that."""
+    if not isinstance(storage, DirectoryStorage):
+        return
+    one, other = (storage.root / HIDDEN / f"probe-{uuid.uuid4().hex}" for _ in range(2))
+    one.touch()
+    try:
+        other.hardlink_to(one)
+    except OSError:
+        raise LakeError(
+            f"{storage.root} is on a file system without hard links, which tables of the format {kind} need: "
+            "name a directory on another one, or give --format iceberg for a new lake"
+        ) from None
+    finally:
+        one.unlink()
+        other.unlink(missing_ok=True)
+
+
 def _name(made: Path, target: Path) -> None:
     """Give a file its final name; raise FileExistsError if another file has it."""
     try:

@@ -141,11 +141,22 @@ def _check_file(work: FileWork) -> FileCheck:
     return found
 
 
+# An executor may have got this package with the job, somewhere on its path only.
+_SCRIPT = """\
+import sys
+sys.path[:] = sys.argv[1:]
+from headrace.pipeline.audit.files import main
+main()
+"""
+
+
 def _in_another_process(work: FileWork) -> FileCheck | None:
     """Examine a damaged file in a new process: reading it may crash the Parquet library."""
-    script = "from headrace.pipeline.audit.files import main; main()"
     done = subprocess.run(
-        [sys.executable, "-c", script], input=pickle.dumps(work), capture_output=True, check=False
+        [sys.executable, "-c", _SCRIPT, *sys.path],
+        input=pickle.dumps(work),
+        capture_output=True,
+        check=False,
     )
     return pickle.loads(done.stdout) if done.returncode == 0 else None
 
