@@ -55,6 +55,13 @@ def traced(server: ServerProcess, **query: str) -> Iterator[Reader]:
         reader.close()
 
 
+@pytest.fixture(autouse=True)
+def no_trace_is_left(server: ServerProcess) -> Iterator[None]:
+    """Wait until the server has noticed that the readers of a test are gone: there may be few traces."""
+    yield
+    wait_until(lambda: scraped(server)["headrace_traces"] == 0, 30, "the end of the traces")
+
+
 def is_ack(line: dict[str, Any]) -> bool:
     return line["kind"] == "ack"
 
@@ -119,13 +126,12 @@ def test_a_trace_of_logux(server, headrace):
 def test_a_peer_is_followed_by_its_address(server, topic):
     with traced(server, peer="127.0.0.1") as trace, connect_blocking(server.figg_url) as client:
         client.publish(topic, b"foo")
-        found = trace.until(is_ack)
-    assert found[0]["kind"] == "opened"
-    with traced(server, peer="10.1.2.3") as trace, connect_blocking(server.figg_url) as client:
-        client.publish(topic, b"foo")
-        with traced(server, topic=topic):
-            pass
-        assert scraped(server)["headrace_trace_lines_lost_total"] == 0
+        found = trace.until(lambda line: line.get("topic") == topic)
+        port = found[-1]["peer"].rpartition(":")[2]
+        with traced(server, peer=f"127.0.0.1:{port}") as of_port:
+            client.publish(topic, b"foo")
+            assert of_port.until(is_ack)
+    assert "opened" in {line["kind"] for line in found}
 
 
 def test_a_connection_is_shown_from_the_middle_on(server, topic):
@@ -134,7 +140,8 @@ def test_a_connection_is_shown_from_the_middle_on(server, topic):
         with traced(server, topic=topic) as trace:
             client.publish(topic, b"foo")
             found = trace.until(is_ack)
-    assert [line["kind"] for line in found] == ["publish", "ack"]
+    kinds = [line["kind"] for line in found if line["kind"] not in ("ping", "pong")]
+    assert kinds == ["publish", "ack"]
 
 
 def test_traces_are_limited_in_number_and_end_with_their_readers(server, topic):
@@ -146,6 +153,8 @@ def test_traces_are_limited_in_number_and_end_with_their_readers(server, topic):
         assert refused.answer.status == 503
         refused.close()
     wait_until(lambda: scraped(server)["headrace_traces"] == 0, 30, "the end of the traces")
+    with traced(server, topic=topic):
+        pass
 
 
 @pytest.mark.parametrize("query", [{}, {"topic": ""}, {"topic": "t", "payloads": "yes"}])
