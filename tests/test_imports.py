@@ -78,7 +78,7 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("records", "store", "embedded", "layout", "disk"),
+        *("records", "store", "embedded", "layout", "disk", "saved_time"),
         *("batch.staging", "read.index", "read.raw"),
     },
     ("client", "session"): {

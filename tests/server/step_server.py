@@ -132,6 +132,12 @@ def frames(data: bytes) -> Iterator[bytes]:
 def health_of(store: Store) -> Health:
     """Return a `Health` whose clock stands still."""
     clock = SteadyClock(
-        ClockSettings(), wall_ms=lambda: 0, boot_ms=lambda: 0, boot_id="boot", known=None
+        ClockSettings(),
+        wall_ms=lambda: 0,
+        boot_ms=lambda: 0,
+        is_synchronised=lambda: False,
+        boot_id="boot",
+        saved=None,
+        newest_ms=0,
     )
     return Health(store, clock)

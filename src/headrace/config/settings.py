@@ -211,8 +211,8 @@ class Retention:
 class ClockSettings:
     jump_s: float = seconds(
         60.0,
-        "Largest difference between the wall clock and the time that has passed. A larger one is a jump, "
-        "which the server follows once it is confirmed.",
+        "Largest step of the wall clock that the server follows, and largest sum of such steps in an hour. "
+        "A larger one is a jump, which the server follows once it is confirmed.",
         gt=0,
     )
     confirm_s: float = seconds(
@@ -220,7 +220,8 @@ class ClockSettings:
     )
     off_s: float = seconds(
         2_678_400.0,
-        "Longest time that the machine may have been off. After a reboot, a later time is a jump.",
+        "Longest time that the machine may have been off. After a reboot, the server follows a clock that "
+        "is up to this much later as soon as NTP has synchronised it. A later time is a jump.",
     )
 
 

@@ -26,12 +26,14 @@ from headrace.config.protocols import LastState
 from headrace.config.settings import Config, old_names
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
+from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit import journal
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
+from headrace.log.saved_time import DamagedTimeError, SavedTime, TimeFile, read_time
 from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
@@ -43,7 +45,7 @@ from headrace.server import listeners as notify
 from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
-from headrace.server.clock import ClockFile, SteadyClock
+from headrace.server.clock import SteadyClock, is_synchronised
 from headrace.server.diagnostics import Health
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
@@ -157,13 +159,16 @@ class Server:
             waiting=lambda reason: self._store.applier_waits(reason),
             failed=self._fail,
         )
-        self._clock_file = ClockFile(root, disk, self._runner)
+        self._time_file = TimeFile(layout, disk, self._runner)
+        saved = _saved_time(layout)
         clock = self._clock = SteadyClock(
             config.clock,
             wall_ms=lambda: time.time_ns() // 1_000_000,
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+            is_synchronised=is_synchronised,
             boot_id=boot_id.hex(),
-            known=self._clock_file.read(),
+            saved=saved,
+            newest_ms=_newest_ms(layout) if saved is None else 0,
         )
         self._store = EmbeddedStore(
             config,
@@ -337,7 +342,7 @@ class Server:
         self._applier.close()
         self._runner.close()
         with contextlib.suppress(OSError):
-            self._clock_file.save(self._clock.known)
+            self._time_file.write(self._clock.state)
         self._logux.close()
         self._store.close()
         if not failed:
@@ -434,7 +439,7 @@ class Server:
                 now_s = time.monotonic()
                 self._clock.tick()
                 self._metrics.fold()
-                self._clock_file.tick(self._clock)
+                self._time_file.save(self._clock.state)
                 self._store.tick(now_s)
                 self._connections.tick()
                 self._connections.readers.tick(self._loop.time())
@@ -448,6 +453,20 @@ class Server:
                     self._store.sync_written()
         except Exception as error:
             self._fail(f"internal error in the periodic work: {described(error)}")
+
+
+def _saved_time(layout: Layout) -> SavedTime | None:
+    """Return the time that the last server saved; None without a sound file."""
+    try:
+        return read_time(layout)
+    except DamagedTimeError as error:
+        logger.error("%s; the server's time continues from the newest record", error)
+        return None
+
+
+def _newest_ms(layout: Layout) -> int:
+    with contextlib.closing(Catalogue.open_for_reading(layout.root)) as catalogue:
+        return catalogue.newest_ms()
 
 
 def _only(path: str, make: Callable[[], WebSocketConnection]) -> Route:
