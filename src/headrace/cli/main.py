@@ -21,6 +21,7 @@ from headrace.cli import (
     serve,
     subscribe,
     topics,
+    trace,
 )
 from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
@@ -47,6 +48,7 @@ app.add_typer(logux.app, name="logux")
 app.add_typer(serve.clock_app, name="clock")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(topics.delete)
+app.command("trace")(trace.trace)
 app.command("verify")(inspect.verify)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

@@ -40,7 +40,7 @@ from headrace.log.store import (
     CURSORS_SET_MAX,
     BatchPart,
     Clocks,
-    CommitTimes,
+    CommitFacts,
     Cursor,
     Listener,
     Note,
@@ -116,7 +116,7 @@ class EmbeddedStore(ReadSide):
         self.cursors = self._cursors.list
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
-        self.on_commit: Callable[[CommitTimes], None] = lambda times: None
+        self.on_commit: Callable[[CommitFacts], None] = lambda facts: None
         """Called once per commit, after its waiters and the listener."""
         self.on_flush: Callable[[float], None] = lambda seconds: None
         """Called with the duration of a flush that belongs to no commit."""
@@ -387,24 +387,25 @@ class EmbeddedStore(ReadSide):
         self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
         write_s = self._clocks.elapsed_s() - begun_s
-        records = self._show(encoded, self.last_sequence)
-        commit = encoded.commit
-        self.on_commit(CommitTimes(commit.asked_s, write_s, flush_s, records, commit.size))
+        self._show(encoded, self.last_sequence, encoded.commit.size, write_s, flush_s)
 
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
         for commit in self._gathering.take_memory():
             encoded = self._encoder.encode(commit, self._clocks.now_ms(), 0)
             self.listener.prepare(encoded.appended)
-            records = self._show(encoded, 0)
             size = sum(one.end - one.offset for one in encoded.appended)
-            self.on_commit(CommitTimes(commit.asked_s, None, None, records, size))
+            self._show(encoded, 0, size)
 
-    def _show(self, encoded: Encoded, sequence: int) -> int:
-        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener.
-
-        Returns the number of records in the commit.
-        """
+    def _show(
+        self,
+        encoded: Encoded,
+        sequence: int,
+        size: int,
+        write_s: float | None = None,
+        flush_s: float | None = None,
+    ) -> None:
+        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
         total = 0
         for topic, _, end, ordinal, ms, records, entries in encoded.appended:
@@ -444,9 +445,9 @@ class EmbeddedStore(ReadSide):
             except Exception:
                 # The commit is durable: an error in one callback must not keep the others from being called.
                 logger.exception("internal error while the answer to a request was sent")
-        if encoded.appended:
-            self.listener.committed(encoded.appended)
-        return total
+        delivered = bool(encoded.appended) and self.listener.committed(encoded.appended)
+        now_s = self._clocks.elapsed_s()
+        self.on_commit((commit.asked_s, now_s, write_s, flush_s, total, size, delivered))
 
     def _bound_memory(self, topic: Topic) -> None:
         limit = self._config.limits.memory_topic_bytes_max

@@ -51,8 +51,44 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
+    host, port = _checked(api, headers)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
+    try:
+        connection.request(method, f"{path}?{text}" if text else path, content, headers)
+        response = connection.getresponse()
+        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, host, port) from None
+    finally:
+        connection.close()
+    return _answer(api.base, status, body)
+
+
+def stream(api: HttpApi, path: str, **query: object) -> Iterator[bytes]:
+    """Yield the lines of an answer that goes on for as long as the server runs; query values as above."""
+    headers: dict[str, str] = {}
+    host, port = _checked(api, headers)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = http.client.HTTPConnection(host, port, timeout=_TIMEOUT_S)
+    try:
+        connection.request("GET", f"{path}?{text}", headers=headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            _answer(api.base, response.status, response.read(_ANSWER_BYTES_MAX))
+        while line := response.readline():
+            if line.strip():  # empty lines only keep the connection open
+                yield line
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, host, port) from None
+    finally:
+        connection.close()
+
+
+def _checked(api: HttpApi, headers: dict[str, str]) -> tuple[str, int | None]:
+    """Return host and port of an API, and add its token to the headers."""
+    base, token = api
     if token is not None:
         if not (token.isascii() and token.isprintable() and token == token.strip()):
             raise UsageError("the token has characters that no token has")
@@ -64,20 +100,13 @@ def request(
         port = -1
     if parts.scheme != "http" or not parts.hostname or port == -1:
         raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {quoted(masked(base))}")
-    text = urlencode({name: value for name, value in query.items() if value is not None})
-    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
-    try:
-        connection.request(method, f"{path}?{text}" if text else path, content, headers)
-        response = connection.getresponse()
-        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
-    except (OSError, http.client.HTTPException) as error:
-        place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
-        reason = with_hint(unreachable(error, place))
-        named = reason if place in reason else f"no answer from {base}: {reason}"
-        raise UnreachableError(named) from None
-    finally:
-        connection.close()
-    return _answer(base, status, body)
+    return parts.hostname, port
+
+
+def _unreachable(api: HttpApi, error: Exception, host: str, port: int | None) -> UnreachableError:
+    place = f"{host}:{port}" if port else host
+    reason = with_hint(unreachable(error, place))
+    return UnreachableError(reason if place in reason else f"no answer from {api.base}: {reason}")
 
 
 def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:

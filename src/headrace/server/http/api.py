@@ -31,9 +31,11 @@ from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
+from headrace.server.http.trace import TraceApi
 from headrace.server.metrics.declarations import PROTOCOLS
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
+from headrace.server.trace.tracing import Tracing
 
 
 class ServerFacts(NamedTuple):
@@ -56,6 +58,7 @@ def make_app(
     clock: SteadyClock,
     facts: ServerFacts,
     scrapes: Scrapes,
+    tracing: Tracing,
     tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
@@ -67,6 +70,7 @@ def make_app(
             *BatchesApi(store, connections.metrics).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),
+            *TraceApi(tracing).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[Middleware(AccessGate, tokens=tokens)],
