@@ -115,6 +115,7 @@ ENDPOINTS = {
     ("POST", "/v1/channel/keep"): Endpoint("?name=table", (DELETE,)),
     ("DELETE", "/v1/channel"): Endpoint("?name=none", (DELETE,), (404,)),
     ("POST", "/v1/tickets"): Endpoint(statuses=(201,)),
+    ("GET", "/v1/trace"): Endpoint("", (ADMIN,), (400,)),
 }
 OWN_PATHS = frozenset({"/v1/tickets"})
 """Paths where everyone with credentials gets something that stands for the same credentials."""

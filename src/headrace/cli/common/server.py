@@ -59,44 +59,81 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token, tls, insecure_token = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
-    if token is not None:
-        if not (token.isascii() and token.isprintable() and token == token.strip()):
-            raise UsageError("the token has characters that no token has")
-        headers["Authorization"] = f"Bearer {token}"
-    parts = urlsplit(base)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = _connection(api, timeout_s)
+    try:
+        _connect(connection, api, headers)
+        connection.request(method, f"{path}?{text}" if text else path, content, headers)
+        response = connection.getresponse()
+        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, connection) from None
+    finally:
+        connection.close()
+    return _answer(api.base, status, body)
+
+
+def stream(api: HttpApi, path: str, **query: object) -> Iterator[bytes]:
+    """Yield the lines of an answer that goes on for as long as the server runs; query values as above."""
+    headers: dict[str, str] = {}
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = _connection(api, _TIMEOUT_S)
+    try:
+        _connect(connection, api, headers)
+        connection.request("GET", f"{path}?{text}", headers=headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            _answer(api.base, response.status, response.read(_ANSWER_BYTES_MAX))
+        while line := response.readline():
+            if line.strip():  # empty lines only keep the connection open
+                yield line
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, connection) from None
+    finally:
+        connection.close()
+
+
+def _connection(api: HttpApi, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to an API that is not open yet."""
+    parts = urlsplit(api.base)
     try:
         port = parts.port
     except ValueError:
         port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {quoted(masked(base))}")
-    text = urlencode({name: value for name, value in query.items() if value is not None})
-    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+    host = parts.hostname
+    if parts.scheme not in ("http", "https") or not host or port == -1:
+        shown = quoted(masked(api.base))
+        raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {shown}")
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, port, timeout=timeout_s, context=tls.context()
-        )
-    place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
-    try:
-        connection.connect()
-        # The address of the connection counts: a name may stand for any machine.
-        is_checked = token is not None and parts.scheme == "http" and not insecure_token
-        if is_checked and (reason := exposure_of(connection.sock.getpeername())):
-            raise UsageError(f"{base}: {reason}")
-        connection.request(method, f"{path}?{text}" if text else path, content, headers)
-        response = connection.getresponse()
-        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
-    except ssl.SSLError as error:
-        raise UnreachableError(failure(error, place)) from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = with_hint(unreachable(error, place))
-        named = reason if place in reason else f"no answer from {base}: {reason}"
-        raise UnreachableError(named) from None
-    finally:
-        connection.close()
-    return _answer(base, status, body)
+        context = api.tls.context()
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+def _connect(connection: http.client.HTTPConnection, api: HttpApi, headers: dict[str, str]) -> None:
+    """Open a connection, and add the token to the headers if nobody else can read it there."""
+    token = api.token
+    if token is not None:
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise UsageError("the token has characters that no token has")
+        headers["Authorization"] = f"Bearer {token}"
+    connection.connect()
+    # The address of the connection counts: a name may stand for any machine.
+    is_checked = token is not None and api.base.startswith("http:") and not api.insecure_token
+    if is_checked and (reason := exposure_of(connection.sock.getpeername())):
+        raise UsageError(f"{api.base}: {reason}")
+
+
+def _unreachable(
+    api: HttpApi, error: Exception, connection: http.client.HTTPConnection
+) -> UnreachableError:
+    port = urlsplit(api.base).port
+    place = f"{connection.host}:{port}" if port else connection.host
+    if isinstance(error, ssl.SSLError):
+        return UnreachableError(failure(error, place))
+    reason = with_hint(unreachable(error, place))
+    return UnreachableError(reason if place in reason else f"no answer from {api.base}: {reason}")
 
 
 def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:
