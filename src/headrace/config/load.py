@@ -20,15 +20,18 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
-from headrace.access.grants import configured
+from headrace.access.grants import configured, parse_all
+from headrace.config.jwt import JwtRole
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config.values import (
+    JWT_ALGORITHMS,
     NUMBER_MAX,
     UNITS_HELP,
     Address,
     Grants,
     HostNames,
+    JwtAlgorithms,
     KeyValues,
     ListenerNames,
     Origins,
@@ -94,6 +97,7 @@ class TableKind(NamedTuple):
 TABLES = {
     "topics": TableKind(PrefixRule, "rules"),
     "access.token": TableKind(AccessToken, "tokens"),
+    "access.jwt.role": TableKind(JwtRole, "tables"),
 }
 
 
@@ -131,6 +135,8 @@ def load(
     _check_listeners(config, origins)
     for rule in config.topics:
         _check_rule(rule, origins["topics"])
+    for role in config.access.jwt.role:
+        _check_role(role, origins["access.jwt.role"])
     for token in config.access.token:
         _check_grants(token, origins["access.token"])
     return Loaded(config, origins)
@@ -203,6 +209,7 @@ _ALLOWED: dict[Any, str] = {
     HostNames: "a list of host names such as log.example.com; in flags and variables with commas",
     Grants: "a list of grants such as subscribe:news/*; in flags and variables with spaces between them",
     ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    JwtAlgorithms: f"a list of algorithms ({', '.join(JWT_ALGORITHMS)}); in flags and variables with commas",
     ListenerNames: "a list of `figg`, `ws` and `http`; in flags and variables with commas",
     KeyValues: "a table of texts; in flags and variables KEY=VALUE, with commas between them, or JSON",
     Path: "a path",
@@ -334,7 +341,15 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, HostNames, Grants, ReaderNames, ListenerNames, KeyValues):
+        if base in (
+            Origins,
+            HostNames,
+            Grants,
+            ReaderNames,
+            ListenerNames,
+            JwtAlgorithms,
+            KeyValues,
+        ):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
@@ -370,8 +385,10 @@ def _convert_text(kind: type, value: object) -> object:
 
 def _take(table: dict[str, Any], key: str) -> object:
     """Remove a list of tables from the file's content and return it. Its section stays in the content."""
-    section, _, name = key.rpartition(".")
-    inside = table.get(section, {}) if section else table
+    *sections, name = key.split(".")
+    inside: Any = table
+    for section in sections:
+        inside = inside.get(section, {}) if isinstance(inside, dict) else None
     return inside.pop(name, []) if isinstance(inside, dict) else []
 
 
@@ -424,6 +441,13 @@ def _check_rule(rule: PrefixRule, origin: str) -> None:
                     f"{key} must be 0 or left out for the prefix {prefix} ({origin}): topics under "
                     f"{built_in.prefix} are never trimmed by age or size"
                 )
+
+
+def _check_role(role: JwtRole, origin: str) -> None:
+    try:
+        parse_all(role.grants)
+    except BadGrantError as error:
+        raise ConfigError(f"the role {quoted(role.name)}: {error} ({origin})") from None
 
 
 def _check_grants(token: AccessToken, origin: str) -> None:

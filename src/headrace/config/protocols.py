@@ -3,6 +3,7 @@
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
+from headrace.config.jwt import JwtSettings
 from headrace.config.values import NUMBER_MAX, Grants, count, seconds, setting
 
 
@@ -52,6 +53,7 @@ class Access:
         "Grants of peers without credentials. With any of them, the server has access control.",
         reloads=True,
     )
+    jwt: JwtSettings = setting(JwtSettings(), "JSON Web Tokens of an issuer.", reloads=True)
 
 
 HOOK = r"^(?:[A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z"

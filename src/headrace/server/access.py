@@ -32,7 +32,9 @@ from headrace.errors import ConfigError, DamagedTokensError, ListenError
 from headrace.log import shared_file
 from headrace.log.store import Runner
 from headrace.printing import quoted
+from headrace.server.jwt import load_jwt
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.tickets import Tickets
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +53,7 @@ CHANGED = "the credentials were revoked or changed"
 
 _UNKNOWN = "the token is not known here"
 _REVOKED = "the token was revoked"
+_NO_TICKET = "the ticket is not known, was used before, or is too old: get a new one"
 _TOO_MANY = "wrong credentials come too fast: wait, and correct them"
 
 End = Callable[[str], None]
@@ -84,6 +87,9 @@ class Access:
         self.is_on = False
         self.anonymous: Principal = OPEN
         """Principal of peers without credentials."""
+        self._jwt = load_jwt(config.access.jwt)
+        """Check of JWTs; None without the keys of an issuer."""
+        self._tickets = Tickets()
         self._index = TokenIndex((), self._key)
         self._current: dict[Principal, None] = {}
         """Principals of tokens that are valid, except for their time."""
@@ -104,17 +110,38 @@ class Access:
         if not self.is_on:
             return OPEN
         known = self._index.find(token)
-        if (
-            known is not None
-            and not known.is_revoked
-            and not known.principal.is_expired(self._now_ms())
-        ):
-            return known.principal
+        if known is None:
+            found = self._by_jwt(token)
+            if isinstance(found, Principal):
+                return found
+            return self._wrong(found, address, now_s, protocol)
+        if known.is_revoked or known.principal.is_expired(self._now_ms()):
+            self._metrics.count_credentials(protocol)  # this is no guess, so its answer never waits
+            return Refused(_REVOKED if known.is_revoked else EXPIRED)
+        return known.principal
+
+    def _by_jwt(self, token: str) -> Principal | str:
+        if self._jwt is None or not tokens.is_jwt(token):
+            return _UNKNOWN
+        return self._jwt(token, self._now_ms())
+
+    def issue_ticket(self, principal: Principal, now_s: float) -> str | None:
+        """Return a ticket for the principal's next WebSocket; None if there are too many."""
+        return self._tickets.issue(principal, now_s)
+
+    def redeem(self, ticket: str, address: str, now_s: float, protocol: str) -> Principal | Refused:
+        """Return the principal of a ticket, which is used up then."""
+        if not self.is_on:
+            return OPEN
+        found = self._tickets.redeem(ticket, now_s)
+        if found is None or found is OPEN or not self._is_valid(found):
+            return self._wrong(_NO_TICKET, address, now_s, protocol)
+        return found
+
+    def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
         self._metrics.count_credentials(protocol)
-        if known is not None:
-            return Refused(_REVOKED if known.is_revoked else EXPIRED)  # this is no guess
         delay_s = self._guesses.wrong(address, now_s)
-        return Refused(_TOO_MANY if delay_s is None else _UNKNOWN, delay_s or 0.0)
+        return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
 
     # What
 
@@ -201,6 +228,10 @@ class Access:
     def reload(self, config: Config) -> None:
         """Apply the settings in force, and read the stored tokens again."""
         self._settings, self._hosts = config.access, config.listen.hosts
+        try:
+            self._jwt = load_jwt(config.access.jwt)
+        except ConfigError as error:
+            logger.error("SIGHUP: the keys and rules of JWTs stay as they were: %s", error)
         self._take(_read(self._file))
         self._apply()
 
@@ -336,7 +367,7 @@ def _read(file: Path) -> _Found:
 
 
 def _asks_for_control(settings: AccessSettings) -> bool:
-    return bool(settings.token or settings.anonymous)
+    return bool(settings.token or settings.anonymous or settings.jwt.key_file)
 
 
 # Functions of the application

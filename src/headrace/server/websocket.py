@@ -184,10 +184,13 @@ class PingedConnection(HeardConnection):
         self._move_to_end()
 
 
-def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
+def upgrade(
+    connection: WebSocketConnection, transport: asyncio.Transport, data: bytes, subprotocol: str
+) -> None:
     """Make a transport a WebSocket. `data` is the handshake, and perhaps the first frames."""
     frames = _Frames(connection, transport)
-    serve(frames, transport, data, frame_bytes_max=connection.message_bytes_max)
+    bytes_max = connection.message_bytes_max
+    serve(frames, transport, data, frame_bytes_max=bytes_max, subprotocol=subprotocol)
 
 
 class _Frames(ServerListener):

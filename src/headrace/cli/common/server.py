@@ -12,8 +12,10 @@ from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.errors import ConnectTimeoutError
 from headrace.printing import masked, one_line, quoted, unreachable
 from headrace.tls import DEFAULT_FILES, TlsFiles, TlsOptions, failure
+from headrace.tokens import exposure_of
 
 if TYPE_CHECKING:
+    from headrace.cli.common.options import TokenFlags
     from headrace.client import Client, Options
 
 
@@ -31,6 +33,8 @@ class HttpApi(NamedTuple):
     token: str | None = None
     tls: TlsFiles = TlsFiles()
     """Files for an address that begins with `https`."""
+    insecure_token: bool = False
+    """True: send the token also where others can read it."""
 
     def __repr__(self) -> str:
         return f"HttpApi({self.base!r})"  # a token is never shown
@@ -55,7 +59,7 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token, tls = api
+    base, token, tls, insecure_token = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
     if token is not None:
         if not (token.isascii() and token.isprintable() and token == token.strip()):
@@ -76,6 +80,11 @@ def request(
         )
     place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
     try:
+        connection.connect()
+        # The address of the connection counts: a name may stand for any machine.
+        is_checked = token is not None and parts.scheme == "http" and not insecure_token
+        if is_checked and (reason := exposure_of(connection.sock.getpeername())):
+            raise UsageError(f"{base}: {reason}")
         connection.request(method, f"{path}?{text}" if text else path, content, headers)
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
@@ -129,6 +138,7 @@ def run_with_client(
     work: Work,
     *,
     tls: TlsFiles = DEFAULT_FILES,
+    token: "TokenFlags | None" = None,
     patient: bool = False,
     lake: str | None = None,
     lake_options: Mapping[str, str] | None = None,
@@ -145,6 +155,7 @@ def run_with_client(
     options = Options(
         connect_timeout_s=timeout_s,
         **tls_options(url, tls),
+        **({} if token is None else token.for_client()),
         lake=lake,
         lake_options=lake_options,
         lake_catalog=lake_catalog,

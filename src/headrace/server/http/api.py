@@ -31,6 +31,7 @@ from headrace.server.http.gate import AccessGate, check_server, refused
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
+from headrace.server.http.tickets import TicketsApi
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
 from headrace.server.metrics.declarations import PROTOCOLS
 from headrace.server.metrics.scrape import Scrapes
@@ -68,6 +69,7 @@ def make_app(
             *BatchesApi(store, connections.metrics).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),
+            *TicketsApi(access).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[Middleware(AccessGate, access=access)],

@@ -53,6 +53,11 @@ class Rights:
         self.is_asked = True
         return self._access.decide(self.principal, operation, name)
 
+    def themselves(self) -> Principal:
+        """Return the principal, for an endpoint that gives everyone access to their own things."""
+        self.is_asked = True
+        return self.principal
+
     def has(self, operation: Operation) -> bool:
         self.is_asked = True
         return self._access.has(self.principal, operation)

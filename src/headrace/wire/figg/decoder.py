@@ -17,6 +17,7 @@ from headrace.model import (
     READER_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RESERVED_TOPIC_BYTES_MAX,
+    TOKEN_BYTES_MAX,
     TOPIC_BYTES_MAX,
     Refusal,
     RefusedPublish,
@@ -40,7 +41,7 @@ _TO_SERVER_BYTES_MAX = {
     figg.PING: 8,
     readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + TAILS[readers.READ].size,
     readers.HANDLED: _TOPIC_FIELD_MAX + TAILS[readers.HANDLED].size,
-    tokens.AUTH: tokens.TOKEN_BYTES_MAX,
+    tokens.AUTH: TOKEN_BYTES_MAX,
 }
 _TO_CLIENT_BYTES_MAX = {
     figg.ATTACHED: _TOPIC_FIELD_MAX + 8,
