@@ -31,11 +31,13 @@ settings.load_profile("tests")
 # the usual size.
 # Raw Wombat clients send no PINGs. The limit on silence is long so that a busy machine does not lose them in
 # the middle of a test.
+# Servers without access control answer to the names by which tests call them.
 # The wall clock of a virtual machine that was paused steps by minutes. Only larger steps are jumps in tests.
 ServerProcess.environment = {
     "HEADRACE_CONFIG": str(Path(__file__).with_name("server.toml")),
     "HEADRACE_LIMITS_SILENCE_S": "60",
     "HEADRACE_CLOCK_JUMP_S": "3600",
+    "HEADRACE_LISTEN_HOSTS": "headrace.example,other.example",
 }
 
 # Requests of tests may take longer than the 5 s of httpx, and httpx offers no other global setting.

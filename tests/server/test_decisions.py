@@ -177,7 +177,7 @@ def test_peers_without_credentials_have_the_grants_of_the_configuration(tmp_path
 def test_an_address_is_reached_by_others_or_not(world, host, is_reached):
     listeners = {"figg": Address("127.0.0.1", 1), "http": Address(host, 8121)}
     if is_reached:
-        with pytest.raises(ListenError, match=r"listen[.]http"):
+        with pytest.raises(ListenError, match=r"listen\.http"):
             world.access.check_listeners(listeners)
     else:
         world.access.check_listeners(listeners)

@@ -251,12 +251,12 @@ class HostNames(tuple[str, ...]):
         return text.strip("[]")
 
     def has(self, host: str, *, any_address: bool = False) -> bool:
-        """True for a `Host` header that names one of these, this machine or a loopback address."""
+        """True for a `Host` header that is empty, or names one of these, this machine or loopback."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
         except ValueError:
             return False
-        return name in self or is_loopback(name) or (any_address and _is_address(name))
+        return not host or name in self or is_loopback(name) or (any_address and _is_address(name))
 
     def __str__(self) -> str:
         return ",".join(self)

@@ -115,10 +115,10 @@ class Access:
             if isinstance(found, Principal):
                 return found
             return self._wrong(found, address, now_s, protocol)
-        if not known.is_revoked and not known.principal.is_expired(self._now_ms()):
-            return known.principal
-        self._metrics.count_credentials(protocol)
-        return Refused(_REVOKED if known.is_revoked else EXPIRED)  # this is no guess
+        if known.is_revoked or known.principal.is_expired(self._now_ms()):
+            self._metrics.count_credentials(protocol)  # this is no guess, so its answer never waits
+            return Refused(_REVOKED if known.is_revoked else EXPIRED)
+        return known.principal
 
     def _by_jwt(self, token: str) -> Principal | str:
         if self._jwt is None or not tokens.is_jwt(token):
