@@ -249,6 +249,14 @@ def test_an_early_answer_arrives_although_the_client_keeps_sending(
 # Peers that make mistakes
 
 
+def test_metrics_say_when_the_certificate_expires(
+    tls_server: ServerProcess, trusted: ssl.SSLContext
+) -> None:
+    text = get(tls_server, "/metrics", trusted)[1].decode()
+    for listener in ("figg", "ws", "http"):
+        assert f'headrace_tls_certificate_expires_seconds{{listener="{listener}"}} ' in text
+
+
 def test_plain_peers_are_told_that_the_port_speaks_tls(
     tls_server: ServerProcess, headrace: Callable[..., Any]
 ) -> None:
