@@ -140,6 +140,16 @@ def test_the_units_name_each_other_the_listeners_and_commands_that_exist():
     check_command(shlex.split(command)[1:])
 
 
+def test_the_service_may_ask_whether_the_clock_is_synchronised_and_not_set_it():
+    (service,) = (unit.read_text() for unit in UNITS if unit.name == "headrace.service")
+    assert "ProtectClock=yes" not in service
+    assert re.findall(r"^SystemCallFilter=(.*)$", service, re.MULTILINE)[-1].split() == [
+        "adjtimex",
+        "clock_adjtime",
+    ]
+    assert re.search(r"^CapabilityBoundingSet=$", service, re.MULTILINE)
+
+
 def test_systemd_accepts_the_units(tmp_path):
     """`systemd-analyze` looks for the program too, so a copy names one that is here."""
     for unit in UNITS:

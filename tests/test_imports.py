@@ -17,8 +17,9 @@ MAY_IMPORT = {
     "model": {"errors", "printing"},
     "picows_adapter": {"errors"},
     "tls": {"errors", "printing"},
+    "access": BASE,
     "payload": BASE,
-    "config": BASE,
+    "config": BASE | {"access"},
     "wire": BASE | {"payload"},
     "session": BASE | {"wire", "payload"},
     "log": BASE | {"config"},
@@ -26,11 +27,23 @@ MAY_IMPORT = {
     "lake": BASE,
     "client": BASE | {"picows_adapter", "tls", "wire", "session", "payload", "lake"},
     "server": BASE
-    | {"picows_adapter", "tls", "config", "payload", "wire", "session", "broker", "log", ""},
+    | {
+        "access",
+        "picows_adapter",
+        "tls",
+        "config",
+        "payload",
+        "wire",
+        "session",
+        "broker",
+        "log",
+        "",
+    },
     "reader": BASE | {"log", "tls"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
-    "cli": BASE | {"tls", "config", "payload", "client", "server", "log", "spark", "pipeline", ""},
+    "cli": BASE
+    | {"access", "tls", "config", "payload", "client", "server", "log", "spark", "pipeline", ""},
     "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
@@ -39,6 +52,7 @@ MAY_IMPORT = {
 """Parts of the package that each part may import; "" is the package itself."""
 
 MAY_NOT_IMPORT = {
+    "access": {"asyncio", "socket", "threading", "time", "os"},
     "wire": {"asyncio", "socket", "threading", "time", "os"},
     "session": {"asyncio", "socket", "threading", "time", "os"},
     "broker": {"socket"},
@@ -79,8 +93,8 @@ DOORS = {
         *("verify.checks", "verify.verify"),
     },
     ("server", "log"): {
-        *("records", "store", "embedded", "layout", "disk"),
-        *("batch.staging", "read.index", "read.raw"),
+        *("records", "store", "embedded", "layout", "disk", "saved_time"),
+        *("batch.staging", "read.index", "read.raw", "shared_file"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

@@ -1,12 +1,16 @@
 """`.ci/tools` on machines with hardly any programs, with a package manager or without."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
 
-SCRIPT = Path(__file__).parent.parent / ".ci" / "tools"
+TESTS = Path(__file__).parent
+SCRIPT = TESTS.parent / ".ci" / "tools"
+OF_PIP = {"weed"}
+"""Programs that come with the packages for development."""
 APT = """#!/bin/sh
 echo "$@" >>{log}
 case $* in
@@ -66,3 +70,16 @@ def test_a_package_that_cannot_be_had_is_named(machine: Path) -> None:
     said = set_up(machine, "chromium", user=0)
     assert said[0] == "installing chromium ..."
     assert said[1].startswith("Chromium is not installed")
+
+
+def test_every_program_that_a_test_needs_is_looked_for() -> None:
+    calls = [
+        call
+        for path in TESTS.rglob("*.py")
+        for call in re.findall(r'\btool\("([^)]*)"\)', path.read_text("utf-8"))
+    ]
+    needed = {call.split('", "')[0] for call in calls}
+    assert {"strace", "node", "gcc"} <= needed
+    script = SCRIPT.read_text()
+    assert {name for name in needed - OF_PIP if f"command -v {name} " not in script} <= {"node"}
+    assert "node --version" in script

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import select
 import stat
@@ -30,7 +29,7 @@ from headrace.cli.common.server import (
 from headrace.config.values import KeyValues
 from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
-from headrace.printing import printable, quoted
+from headrace.printing import printable, printable_json, quoted
 
 if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed, ReaderChange, Subscription
@@ -358,7 +357,7 @@ class _Printer:
         if message.time is not None:
             line |= {"ordinal": message.ordinal, "epoch": message.epoch, "time": message.time}
         line |= fields
-        return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        return printable_json(line).encode() + b"\n"
 
     def _report_reader(self, change: "ReaderChange") -> None:
         if change.state == "waiting":

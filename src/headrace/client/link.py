@@ -7,13 +7,14 @@ import asyncio
 import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from os import PathLike
 from ssl import SSLContext
 from time import monotonic
 from typing import Any, Generic, TypedDict
 
+from headrace.client.token import NoTokenError, Token, TokenSource, check_token, exposure
 from headrace.client.transport import CLOSED_BY_SERVER, WRITE_BYTES_MAX, MakeConnection, Transport
 from headrace.errors import ConfigError
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
@@ -86,13 +87,33 @@ class LinkOptions:
             )
         return (self.ssl or files.context()) if is_encrypted else None
 
+    token: Any = field(default=None, repr=False)
+    """Token to show to the server, or a function that returns one and may be asynchronous. The function is
+    called for each connection, and before the token expires. None: the client shows nothing."""
+
+    insecure_token: bool = False
+    """True: send the token also without TLS to an address that is not of this machine, where others can read
+    it."""
+
     def __post_init__(self) -> None:
+        self._check_token()
+        if not isinstance(self.insecure_token, bool):
+            raise ConfigError(f"insecure_token must be True or False, not {self.insecure_token!r}")
         self._check_function("backoff")
         if self.ssl is not None and not isinstance(self.ssl, SSLContext):
             raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         self._check_numbers("attempt_timeout_s")
         self._check_numbers("connect_timeout_s", may_be_none=True)
         self._check_numbers("flush_timeout_s", may_be_zero=True)
+
+    def _check_token(self) -> None:
+        check_token(self.token)
+
+    @property
+    def shown_token(self) -> Token | None:
+        """The token that the link handles."""
+        found: Token | None = self.token
+        return found
 
     def _check_function(self, name: str) -> None:
         value = getattr(self, name)
@@ -136,10 +157,15 @@ class LinkOptionsDict(TypedDict, total=False):
     cert: str | PathLike[str] | None
     key: str | PathLike[str] | None
     ssl: SSLContext | None
+    token: Any
+    insecure_token: bool
 
 
 WELL_S = 10.0
 """After a connection that lasted this many seconds, the backoff starts over, however the connection ended."""
+
+RENEW_RETRY_S = 1.0
+"""Seconds until a function that has given no token is asked again."""
 
 CLOSE_TIMEOUT_S = 1.0
 """Seconds that a closing connection may take to send its last bytes."""
@@ -166,6 +192,9 @@ class Link(Generic[E]):
         self._make_connection = make_connection
         self._backoff = options.backoff or exponential()
         self._attempt_timeout_s = options.attempt_timeout_s
+        self._token = TokenSource(options.shown_token)
+        self._insecure_token = options.insecure_token
+        self._renewing: asyncio.Task[None] | None = None
         self._handle = handle
         self._changed = changed
         self._failed = failed
@@ -174,6 +203,8 @@ class Link(Generic[E]):
         """Time since which the session is connected; None before."""
         self._heard = self._left = False
         """For this connection. `_heard`: the server has sent data. `_left`: we have ended the connection."""
+        self._explained = ""
+        """Reason for the end of the last connection, as the session explains it."""
         self._parting = ""
         """Reason why we are closing the connection; empty if we are not."""
         self._attempt = 0
@@ -255,8 +286,16 @@ class Link(Generic[E]):
 
     async def _connect_once(self) -> str:
         """Connect and stay connected; return the reason why the attempt or connection ended."""
-        connection = self._make_connection(self)
         timeout_s = self._attempt_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.session.token = await self._token.get()
+        except NoTokenError as error:
+            return str(error)
+        except TimeoutError:
+            return f"the function for the token has returned nothing within {timeout_s:g} s"
+        self.session.token_changes = self._token.changes
+        connection = self._make_connection(self)
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.dial()
@@ -267,7 +306,7 @@ class Link(Generic[E]):
             silence = f"no answer within {timeout_s:g} s"
             return str(error) or (silence if isinstance(error, TimeoutError) else CLOSED_BY_SERVER)
         reason = await asyncio.shield(connection.lost)
-        return self._parting or reason
+        return self._parting or self._explained or reason
 
     def _was_well(self) -> bool:
         """Return True if the backoff starts over with the next attempt.
@@ -287,11 +326,36 @@ class Link(Generic[E]):
 
     def _tick(self) -> None:
         self._timer = None
-        self.take(self.session.tick(monotonic(), self.reading))
+        now = monotonic()
+        if now >= self._renew_at:
+            self.session.renew_at = inf
+            self._renewing = self.loop.create_task(self._renew())
+        self.take(self.session.tick(now, self.reading))
+
+    @property
+    def _renew_at(self) -> float:
+        """Time to ask the application for a new token; inf if it has only one."""
+        return self.session.renew_at if self._token.changes else inf
+
+    async def _renew(self) -> None:
+        connection = self._connection
+        try:
+            token = await self._token.get()
+        except NoTokenError:
+            # The present token is still valid. If it expires, the next connection reports the reason.
+            token = None
+        if self._connection is not connection or connection is None:
+            return
+        if token is None:
+            self.session.renew_at = monotonic() + RENEW_RETRY_S
+        else:
+            self.session.renew(token, monotonic())
+        self.send()
+        self._schedule_tick()
 
     def _schedule_tick(self) -> None:
         """Schedule the session's next tick. An earlier tick that is scheduled stays: it will check again."""
-        tick_at = self.session.tick_at
+        tick_at = min(self.session.tick_at, self._renew_at)
         if tick_at == inf:
             return
         if self._timer is not None:
@@ -322,17 +386,35 @@ class Link(Generic[E]):
 
     def opened(self, connection: Transport) -> None:
         self._connection = connection
-        self._parting = ""
+        self._parting = self._explained = ""
         self.reading = True
+        if reason := self._exposure_of_token(connection):
+            self._left = True
+            self._handle(self.session.refuse(reason))
+            # uvloop does not close the socket of a transport that is aborted before it is announced.
+            self.loop.call_soon(connection.drop, reason)
+            return
         self.session.opened(monotonic())
         self.take([])
 
+    def _exposure_of_token(self, connection: Transport) -> str:
+        """Return why others could read the token on this connection; empty if they could not."""
+        if self.session.token is None or self._insecure_token:
+            return ""
+        return exposure(connection.transport)
+
     def received(self, chunks: Sequence[bytes]) -> None:
+        if self.session.is_refused:
+            return
         self._heard = True
         self.take(self.session.receive_data(chunks, monotonic()))
 
     def closed(self, reason: str) -> None:
+        reason = self._explained = self.session.explain(reason)
         connection, self._connection = self._connection, None
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
         if connection is not None and connection.was_hung_up:
             self._handle(self.session.hung_up(reason, monotonic()))
         if not self._task.done():  # else `stop` has ended it, or the task failed

@@ -20,19 +20,22 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
+from headrace.access.grants import configured
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config.values import (
     NUMBER_MAX,
     UNITS_HELP,
     Address,
+    Grants,
+    HostNames,
     KeyValues,
     ListenerNames,
     Origins,
     Quantity,
     ReaderNames,
 )
-from headrace.errors import ConfigError
+from headrace.errors import BadGrantError, ConfigError
 from headrace.printing import quoted
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -128,6 +131,8 @@ def load(
     _check_listeners(config, origins)
     for rule in config.topics:
         _check_rule(rule, origins["topics"])
+    for token in config.access.token:
+        _check_grants(token, origins["access.token"])
     return Loaded(config, origins)
 
 
@@ -195,10 +200,13 @@ _ALLOWED: dict[Any, str] = {
     Origins: "a list of origins such as https://app.example.com, which are let in besides pages of the host "
     "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` is any "
     "page, and an empty list no page at all; in flags and variables with commas",
+    HostNames: "a list of host names such as log.example.com; in flags and variables with commas",
+    Grants: "a list of grants such as subscribe:news/*; in flags and variables with spaces between them",
     ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
     ListenerNames: "a list of `figg`, `ws` and `http`; in flags and variables with commas",
     KeyValues: "a table of texts; in flags and variables KEY=VALUE, with commas between them, or JSON",
     Path: "a path",
+    bool: "true or false",
     str: "a text",
     tuple[str, ...]: "a list of texts",
 }
@@ -326,7 +334,7 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, ReaderNames, ListenerNames, KeyValues):
+        if base in (Origins, HostNames, Grants, ReaderNames, ListenerNames, KeyValues):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
@@ -416,6 +424,13 @@ def _check_rule(rule: PrefixRule, origin: str) -> None:
                     f"{key} must be 0 or left out for the prefix {prefix} ({origin}): topics under "
                     f"{built_in.prefix} are never trimmed by age or size"
                 )
+
+
+def _check_grants(token: AccessToken, origin: str) -> None:
+    try:
+        configured(token.grants, token.user)
+    except BadGrantError as error:
+        raise ConfigError(f"the token {quoted(token.name)}: {error} ({origin})") from None
 
 
 def _check_listeners(config: Config, origins: Mapping[str, str]) -> None:

@@ -22,6 +22,7 @@ from headrace.config.protocols import (
 from headrace.config.values import (
     FILE,
     Address,
+    HostNames,
     ListenerNames,
     Origins,
     ReaderNames,
@@ -110,6 +111,19 @@ class Listen:
         Origins((Origins.SAME_HOST,)),
         "Pages that may connect from a browser, by their `Origin` header.",
         reloads=True,
+    )
+    hosts: HostNames = setting(
+        HostNames(),
+        "Names by which clients may call a server without access control, besides `localhost` and "
+        "loopback addresses. Requests for other hosts get 421: a page of another site may have pointed its "
+        "own name at this machine.",
+        reloads=True,
+    )
+    insecure_open: bool = setting(
+        default=False,
+        doc="Listen on addresses that other machines reach, although there is no access control. Everyone "
+        "who reaches them may then do everything. `/healthz` shows it.",
+        flag="--insecure-open",
     )
     tls: Tls = setting(Tls(), "TLS on the listeners.")
 
@@ -255,8 +269,8 @@ class Retention:
 class ClockSettings:
     jump_s: float = seconds(
         60.0,
-        "Largest difference between the wall clock and the time that has passed. A larger one is a jump, "
-        "which the server follows once it is confirmed.",
+        "Largest step of the wall clock that the server follows, and largest sum of such steps in an hour. "
+        "A larger one is a jump, which the server follows once it is confirmed.",
         gt=0,
     )
     confirm_s: float = seconds(
@@ -264,7 +278,8 @@ class ClockSettings:
     )
     off_s: float = seconds(
         2_678_400.0,
-        "Longest time that the machine may have been off. After a reboot, a later time is a jump.",
+        "Longest time that the machine may have been off. After a reboot, the server follows a clock that "
+        "is up to this much later as soon as NTP has synchronised it. A later time is a jump.",
     )
 
 

@@ -47,6 +47,7 @@ from headrace.log.layout import LOCK_NAME, UNFINISHED_NAME, Layout
 from headrace.log.read.index import row_position
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.recovery.scan import JournalScan
+from headrace.log.saved_time import TIME_NAME
 
 Progress = Callable[[int, int], None]
 """Called with the number of copied bytes, and the total."""
@@ -58,8 +59,6 @@ _MARKER = b"A backup or restore is written here, or was interrupted.\n"
 
 _JUMPS_MAX = 1 << 20
 """Two years of minutes: after this number of jumps, offsets are still exact as double-precision numbers."""
-
-_CLOCK_NAME = "clock"
 
 _STALLED_S = 60.0
 """Seconds without any progress of the applier after which the backup fails."""
@@ -405,8 +404,8 @@ def _check_room(target: Path, needed: int) -> None:
 
 def _copy_clock(source: Path, target: Path) -> None:
     """Copy the saved time: a server that starts years later must not expire everything at once."""
-    if (source / _CLOCK_NAME).exists():
-        _disk.write_file(target / _CLOCK_NAME, [(source / _CLOCK_NAME).read_bytes()])
+    if (source / TIME_NAME).exists():
+        _disk.write_file(target / TIME_NAME, [(source / TIME_NAME).read_bytes()])
 
 
 def _seal(copy: Layout, version: str) -> BackupManifest:

@@ -42,6 +42,7 @@ class Layout:
         self.segments = root / "segments"
         self.quarantine = root / "quarantine"
         self.staged = root / "staged"
+        self.tokens = root / "tokens.json"
 
     def journal_file(self, number: int) -> Path:
         return self.journal / f"{number}.journal"

@@ -4,58 +4,32 @@ Theory of operation. The kernel has a clock that nobody can set, CLOCK_BOOTTIME.
 start and keeps counting while the machine sleeps. The server's time is that clock plus an offset. Several
 times a second `tick` compares the server's time with the wall clock:
 
-    agrees within `jump_s` ──▶ the offset follows: NTP keeps the clock right, by slewing or small steps
-    differs by more        ──▶ a jump: the offset stays as it is
+    a step of at most `jump_s`, and no more in an hour ──▶ the offset follows: NTP keeps the clock right
+    a larger step, or more small ones ──▶ a jump: the offset stays as it is
     the jump has stood for `confirm_s`, or an operator calls `confirm`  ──▶ the offset follows
     the wall clock is back ──▶ the jump is forgotten
 
 All code that compares times uses this clock: the times of records, retention, leases, notes that are due.
 
-A restart is not a jump. `known` is the state that the last server process saved (`ClockFile`). In the
-same boot of the machine the offset is still right. After a reboot, time continues from the last saved time.
-The machine was off for a while, and NTP may need some time to set the clock. So for `SETTLE_MS` a step
-forward of up to `off_s` is followed at once.
-
-A file in the data directory carries this state to the next server process. It holds a line of JSON after its
-crc32c, because one wrong digit could make every record too old. Without a file, or with a damaged file, the
-server trusts the wall clock.
+A restart is not a jump. `saved` is the state that the last server process saved (`log/saved_time.py`). In the
+same boot of the machine the offset is still right. After a reboot, time continues from the last saved time,
+or, without a sound file, from the newest record. Nobody knows yet how long the machine was off: the battery
+clock may be wrong by years. This *gap* is treated as a jump, with one difference: if it is at most `off_s`
+long, the server follows the wall clock as soon as the kernel says that NTP has synchronised it. Until then
+nothing gets older by the gap: no record, lease, producer or staged file.
 """
 
+import ctypes
 import logging
 from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
-
-import msgspec
-from crc32c import crc32c
-from msgspec import Struct
 
 from headrace.config.settings import ClockSettings
-from headrace.log.disk import Disk
-from headrace.log.store import Runner
+from headrace.log.saved_time import SavedTime, SeenOffset
 
 logger = logging.getLogger(__name__)
 
-SETTLE_MS = 10 * 60 * 1000
-"""Time after a reboot in which the clock may catch up with the time that the machine was off."""
-
-
-class _Jump(NamedTuple):
-    offset_ms: int
-    """Offset from CLOCK_BOOTTIME to the wall clock."""
-    since_ms: int
-    """Time when the jump was first seen, by CLOCK_BOOTTIME."""
-
-
-class KnownTime(Struct, frozen=True, forbid_unknown_fields=True):
-    """State of the clock that the next server process needs."""
-
-    boot_id: str
-    offset_ms: int
-    """Offset from CLOCK_BOOTTIME to the server's time. It is useless after a reboot."""
-    now_ms: int
-    jump: _Jump | None
-    """The unconfirmed jump."""
+HOUR_MS = 3_600_000
+"""Interval in which small steps may add up to `jump_s`."""
 
 
 class SteadyClock:
@@ -65,29 +39,41 @@ class SteadyClock:
         *,
         wall_ms: Callable[[], int],
         boot_ms: Callable[[], int],
+        is_synchronised: Callable[[], bool],
         boot_id: str,
-        known: KnownTime | None,
+        saved: SavedTime | None,
+        newest_ms: int,
     ) -> None:
+        """Continue the time of the last server process.
+
+        `newest_ms` is the time of the newest record, which counts if no time is saved; 0 without records.
+        """
         self._jump_ms = int(settings.jump_s * 1000)
         self._confirm_ms = int(settings.confirm_s * 1000)
         self._off_ms = int(settings.off_s * 1000)
         self._wall_ms = wall_ms
         self._boot_ms = boot_ms
+        self._is_synchronised = is_synchronised
         self._boot_id = boot_id
-        self._jump: _Jump | None = None
-        now_ms = self._settled_ms = boot_ms()
+        self._jump: SeenOffset | None = None
+        self._gap: SeenOffset | None = None
+        now_ms = boot_ms()
+        self._hour = SeenOffset(0, now_ms)
         self.went_back: Callable[[], None] = lambda: None
         """Called when the server's time was set back."""
-        if known is None:
-            self._offset_ms = wall_ms() - now_ms
-        elif known.boot_id == boot_id:
-            self._offset_ms = known.offset_ms
-            self._jump = known.jump
+        if saved is not None and saved.boot_id == boot_id:
+            self._offset_ms = saved.offset_ms
+            self._jump, self._gap = saved.jump, saved.gap
+            self._hour = saved.hour or SeenOffset(self._offset_ms, now_ms)
+        elif saved is not None:
+            self._begin_gap(saved.now_ms)
+        elif newest_ms:
+            # A record from the future must not make the others older.
+            self._begin_gap(min(newest_ms, wall_ms()))
         else:
-            self._offset_ms = known.now_ms - now_ms
-            self._settled_ms = now_ms + SETTLE_MS
+            self._follow(wall_ms() - now_ms)
         self.tick()
-        if self._jump is not None and self._jump.since_ms != now_ms:
+        if self._jump is not None and self._jump.at_ms != now_ms:
             logger.warning("%s", self.trouble)  # the last server process saw it
 
     def now_ms(self) -> int:
@@ -98,26 +84,37 @@ class SteadyClock:
         return self._boot_ms()
 
     @property
-    def known(self) -> KnownTime:
-        return KnownTime(self._boot_id, self._offset_ms, self.now_ms(), self._jump)
+    def state(self) -> SavedTime:
+        """State for the next server process."""
+        return SavedTime(
+            self._boot_id, self._offset_ms, self.now_ms(), self._jump, self._hour, self._gap
+        )
 
     def tick(self) -> None:
         """Compare the server's time with the wall clock: follow it, or note or confirm a jump."""
         boot_ms = self._boot_ms()
         wall_offset_ms = self._wall_ms() - boot_ms
-        ahead_ms = wall_offset_ms - self._offset_ms
-        off_ms = self._off_ms if boot_ms < self._settled_ms else 0
-        if -self._jump_ms <= ahead_ms <= max(self._jump_ms, off_ms):
+        if self._gap is not None and boot_ms - self._gap.at_ms >= self._confirm_ms:
+            self._gap = None
+        if boot_ms - self._hour.at_ms >= HOUR_MS:
+            self._hour = SeenOffset(self._offset_ms, boot_ms)
+        if self._is_small(wall_offset_ms):
             if self._jump is not None:
                 logger.warning("the wall clock agrees with the server's time again")
+                self._jump = None
+            self._offset_ms = wall_offset_ms
+            if self._gap is not None and self._is_synchronised():
+                self._gap = None
+        elif self._is_gap(wall_offset_ms) and self._is_synchronised():
+            gap = _span(wall_offset_ms - self._offset_ms)
+            logger.info("the clock is synchronised: %s have passed since the last saved time", gap)
             self._follow(wall_offset_ms)
         elif self._jump is None or abs(wall_offset_ms - self._jump.offset_ms) > self._jump_ms:
-            self._jump = _Jump(wall_offset_ms, boot_ms)
+            # A jump that grows in small steps begins again too, and its day with it.
+            self._jump = SeenOffset(wall_offset_ms, boot_ms)
             logger.warning("%s", self.trouble)
-        else:
-            self._jump = self._jump._replace(offset_ms=wall_offset_ms)
-            if boot_ms - self._jump.since_ms >= self._confirm_ms:
-                self.confirm()
+        elif boot_ms - self._jump.at_ms >= self._confirm_ms:
+            self.confirm()
 
     @property
     def ahead_ms(self) -> int:
@@ -129,13 +126,19 @@ class SteadyClock:
         """Milliseconds until a jump is followed without confirmation; 0 without a jump."""
         if self._jump is None:
             return 0
-        return max(0, self._jump.since_ms + self._confirm_ms - self._boot_ms())
+        return max(0, self._jump.at_ms + self._confirm_ms - self._boot_ms())
 
     @property
     def trouble(self) -> str:
-        """Sentence that tells operators of a jump; empty without a jump."""
+        """Sentence that tells operators of a jump or a gap; empty without one."""
         if self._jump is None:
             return ""
+        if self._is_gap(self._jump.offset_ms):
+            return (
+                f"the wall clock is {_span(self.ahead_ms)} ahead of the last saved time, perhaps because the "
+                "machine was off: the server ignores this time until NTP has set the clock, until "
+                f"`headrace clock confirm`, or for {_span(self.followed_in_ms)}"
+            )
         side = "ahead" if self.ahead_ms > 0 else "behind"
         return (
             f"the wall clock jumped and is {_span(abs(self.ahead_ms))} {side}: the server ignores the jump "
@@ -152,13 +155,31 @@ class SteadyClock:
                 _span(abs(ahead_ms)),
             )
             self._follow(self._jump.offset_ms)
+            if ahead_ms < 0:
+                self.went_back()
         return ahead_ms
 
+    def _begin_gap(self, now_ms: int) -> None:
+        """Continue the time of another boot of the machine."""
+        boot_ms = self._boot_ms()
+        self._offset_ms = now_ms - boot_ms
+        self._gap = self._hour = SeenOffset(self._offset_ms, boot_ms)
+
+    def _is_small(self, offset_ms: int) -> bool:
+        """True if this step is small, also together with the other steps of this hour."""
+        return (
+            abs(offset_ms - self._offset_ms) <= self._jump_ms
+            and abs(offset_ms - self._hour.offset_ms) <= self._jump_ms
+        )
+
+    def _is_gap(self, offset_ms: int) -> bool:
+        """True if the difference may be the time that the machine was off."""
+        return self._gap is not None and 0 < offset_ms - self._gap.offset_ms <= self._off_ms
+
     def _follow(self, offset_ms: int) -> None:
-        is_back = offset_ms < self._offset_ms and self._jump is not None
-        self._offset_ms, self._jump = offset_ms, None
-        if is_back:
-            self.went_back()
+        """Follow a jump, or the wall clock for the first time."""
+        self._offset_ms, self._jump, self._gap = offset_ms, None, None
+        self._hour = SeenOffset(offset_ms, self._boot_ms())
 
 
 def _span(ms: int) -> str:
@@ -168,51 +189,27 @@ def _span(ms: int) -> str:
     return f"{ms / 1000:.0f} seconds"
 
 
-SAVE_MS = 60_000
-"""Interval between saves of the time. After a reboot, the current time is at least the saved time."""
+_libc = ctypes.CDLL(None, use_errno=True)
+
+_STA_UNSYNC = 0x40
+"""Flag from Linux's timex.h. The kernel sets it at its start, and whenever somebody sets the clock."""
 
 
-class ClockFile:
-    def __init__(self, root: Path, disk: Disk, runner: Runner) -> None:
-        self._path = root / "clock"
-        self._disk = disk
-        self._runner = runner
-        self._saved: KnownTime | None = None
-        self._saving = False
+class _Timex(ctypes.Structure):
+    """The beginning of Linux's `struct timex`; the rest is room."""
 
-    def read(self) -> KnownTime | None:
-        try:
-            crc, _, line = self._path.read_bytes().partition(b" ")
-            return msgspec.json.decode(line, type=KnownTime) if crc == _crc(line) else None
-        except (OSError, msgspec.MsgspecError):
-            return None
-
-    def tick(self, clock: SteadyClock) -> None:
-        """Save the time every minute, and when a jump begins or ends."""
-        known, saved = clock.known, self._saved
-        is_due = (
-            saved is None
-            or abs(known.now_ms - saved.now_ms) >= SAVE_MS
-            or (known.jump is None) != (saved.jump is None)
-        )
-        if is_due and not self._saving:
-            self._saved, self._saving = known, True
-            self._runner.background(lambda: self.save(known), self._is_saved)
-
-    def save(self, known: KnownTime) -> None:
-        """Write the file and fsync it. May be called from any thread."""
-        new = self._path.with_suffix(".new")
-        line = msgspec.json.encode(known) + b"\n"
-        self._disk.write_file(new, [_crc(line), b" ", line], synced=True)
-        self._disk.rename(new, self._path)
-        self._disk.sync_directory(self._path.parent)
-
-    def _is_saved(self, result: object) -> None:
-        self._saving = False
-        if isinstance(result, BaseException):
-            # Only a minute is lost: the next save is tried a minute later.
-            logger.debug("cannot save the time: %s", result)
+    _fields_ = (
+        ("modes", ctypes.c_uint),
+        ("offset", ctypes.c_long),
+        ("freq", ctypes.c_long),
+        ("maxerror", ctypes.c_long),
+        ("esterror", ctypes.c_long),
+        ("status", ctypes.c_int),
+        ("room", ctypes.c_byte * 256),
+    )
 
 
-def _crc(line: bytes) -> bytes:
-    return b"%08x" % crc32c(line)
+def is_synchronised() -> bool:
+    """Ask the kernel whether NTP or the like has synchronised the wall clock. False if that is unknown."""
+    timex = _Timex()  # with modes 0, the call only reads
+    return _libc.adjtimex(ctypes.byref(timex)) >= 0 and not timex.status & _STA_UNSYNC

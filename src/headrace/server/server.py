@@ -27,12 +27,14 @@ from headrace.config.settings import Config, old_names
 from headrace.config.values import LISTENERS
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
+from headrace.log.catalogue.catalogue import Catalogue
 from headrace.log.commit import journal
 from headrace.log.disk import Disk
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
+from headrace.log.saved_time import DamagedTimeError, SavedTime, TimeFile, read_time
 from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks, CommitTimes
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
@@ -41,10 +43,10 @@ from headrace.picows_adapter import check_can_serve
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
-from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.access import Access, load_hook
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
-from headrace.server.clock import ClockFile, SteadyClock
+from headrace.server.clock import SteadyClock, is_synchronised
 from headrace.server.diagnostics import Health
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
@@ -58,7 +60,7 @@ from headrace.server.metrics.metrics import Metrics
 from headrace.server.metrics.readings import Instruments
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
-from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
+from headrace.server.reload import Hangup, LoadConfig, merge
 from headrace.server.tls.context import ServerTls
 from headrace.server.tls.context import load as load_tls
 from headrace.server.tls.transport import MakeProtocol, TlsGate
@@ -116,8 +118,6 @@ class Server:
         self._config = config
         self._load = load
         self._hangup = hangup
-        self._tokens = list(config.access.token)
-        """Shared with everything that checks tokens, so a reload changes the list in place."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
@@ -136,9 +136,11 @@ class Server:
         layout.make(disk)
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
+        self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
         tls = self._tls = self._load_tls(config)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
+        self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
         for sentence in old_names(config):
             logger.warning("%s", sentence)
         boot_id = journal.boot_id()
@@ -163,13 +165,16 @@ class Server:
             waiting=lambda reason: self._store.applier_waits(reason),
             failed=self._fail,
         )
-        self._clock_file = ClockFile(root, disk, self._runner)
+        self._time_file = TimeFile(layout, disk, self._runner)
+        saved = _saved_time(layout)
         clock = self._clock = SteadyClock(
             config.clock,
             wall_ms=lambda: time.time_ns() // 1_000_000,
             boot_ms=lambda: time.clock_gettime_ns(time.CLOCK_BOOTTIME) // 1_000_000,
+            is_synchronised=is_synchronised,
             boot_id=boot_id.hex(),
-            known=self._clock_file.read(),
+            saved=saved,
+            newest_ms=_newest_ms(layout) if saved is None else 0,
         )
         self._store = EmbeddedStore(
             config,
@@ -188,9 +193,9 @@ class Server:
         self._store.on_flush = self._metrics.flushed
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
-        health = self._health = Health(self._store, clock)
+        health = self._health = Health(self._store, clock, self._access)
         connections = self._connections = Connections(
-            self._broker, config.limits, self._metrics, health
+            self._broker, config.limits, self._metrics, health, self._access
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -198,7 +203,7 @@ class Server:
             self._runner,
             EventIds(root),
             config.logux,
-            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
+            load_hook("logux.verify", config.logux.verify),
             load_hook("logux.filter", config.logux.filter),
             clock.now_ms,
         )
@@ -220,9 +225,7 @@ class Server:
         self._broker.channels = channels.committed
         connections.readers.moved = channels.readers_moved
         self._store.batches.take_over(CHANNEL_PREFIX, BatchMessages(channels, self._runner))
-        self._channel_connections = ChannelConnections(
-            connections, channels, config.channels, Credentials(self._tokens, of="channels")
-        )
+        self._channel_connections = ChannelConnections(connections, channels, config.channels)
         routes: dict[str, Route] = {
             wombat.PATH: _only(wombat.PATH, partial(WombatConnection, self._wombats)),
             channel.PATH: _only(
@@ -262,8 +265,8 @@ class Server:
             channels,
             clock,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
+            self._access,
             scrapes,
-            self._tokens,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -284,7 +287,6 @@ class Server:
         self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         if self._hangup.is_end_of_terminal:
             self._hung_up()  # SIGHUP was ignored when the terminal closed
-        warn_of_open_listeners(config, connections.listeners)
         # Objects from the start stay alive, so the collector need not examine them again and again.
         gc.collect()
         gc.freeze()
@@ -370,7 +372,7 @@ class Server:
         self._applier.close()
         self._runner.close()
         with contextlib.suppress(OSError):
-            self._clock_file.save(self._clock.known)
+            self._time_file.write(self._clock.state)
         self._logux.close()
         self._store.close()
         if not failed:
@@ -421,8 +423,6 @@ class Server:
         else:
             self._apply(found.config)
             self._reload_tls()
-            if TOKENS in found.changed:
-                warn_of_open_listeners(found.config, self._connections.listeners)
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(
@@ -434,7 +434,7 @@ class Server:
     def _apply(self, config: Config) -> None:
         self._config = config
         diagnostics.set_level(config)
-        self._tokens[:] = config.access.token
+        self._access.reload(config)
         self._door.origins = config.listen.origins
         self._connections.limits = self._connections.refusals.limits = config.limits
         self._http_shared.connections_max = config.limits.connections_max
@@ -477,8 +477,9 @@ class Server:
                 await asyncio.sleep(_TICK_S)
                 now_s = time.monotonic()
                 self._clock.tick()
-                self._clock_file.tick(self._clock)
+                self._time_file.save(self._clock.state)
                 self._store.tick(now_s)
+                self._access.tick(self._loop.time(), self._runner)
                 self._connections.tick()
                 self._connections.readers.tick(self._loop.time())
                 self._wombats.tick(self._loop.time())
@@ -491,6 +492,20 @@ class Server:
                     self._store.sync_written()
         except Exception as error:
             self._fail(f"internal error in the periodic work: {described(error)}")
+
+
+def _saved_time(layout: Layout) -> SavedTime | None:
+    """Return the time that the last server saved; None without a sound file."""
+    try:
+        return read_time(layout)
+    except DamagedTimeError as error:
+        logger.error("%s; the server's time continues from the newest record", error)
+        return None
+
+
+def _newest_ms(layout: Layout) -> int:
+    with contextlib.closing(Catalogue.open_for_reading(layout.root)) as catalogue:
+        return catalogue.newest_ms()
 
 
 def _only(path: str, make: Callable[[], WebSocketConnection]) -> Route:

@@ -101,12 +101,13 @@ def test_a_staged_file_belongs_to_one_batch(store):
 
 
 def test_what_nobody_claims_is_swept_after_a_day(open_store):
-    store = open_store()
+    clock = StepClock(int(time.time() * 1000))
+    store = open_store(clock=clock)
     old, claimed, new = (store.stage(("a", [b"one"])) for _ in range(3))
     a_day_ago = time.time() - 86_401
     for staged_id in (old, claimed):
         os.utime(store.layout.staged_file(staged_id), (a_day_ago, a_day_ago))
-    store = open_store(clock=StepClock(int(time.time() * 1000)))
+    store = open_store(clock=clock)
     store.store.staging.claim([claimed])
     store.store.tick(store.clock.ms / 1000)
     store.runner.run()
@@ -125,6 +126,13 @@ def test_a_wall_clock_that_jumped_makes_no_staged_file_old(open_store):
     store.store.tick(store.clock.ms / 1000)
     store.runner.run()
     assert names(store) == [staged]
+
+
+def test_a_wall_clock_that_is_years_behind_makes_no_later_file_old(open_store):
+    now_ms = int(time.time() * 1000) + 5 * 365 * 86_400_000  # the wall clock is years behind
+    store = open_store(clock=StepClock(now_ms))
+    staged = store.stage(("a", [b"one"]))
+    assert store.layout.staged_file(staged).stat().st_mtime == pytest.approx(now_ms / 1000)
 
 
 def test_files_with_other_names_stay_and_do_not_count(open_store):

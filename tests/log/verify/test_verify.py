@@ -555,6 +555,16 @@ def test_a_damaged_backup_is_found(sound):
     assert damage.file == backup.name
 
 
+def test_a_damaged_clock_is_found(sound):
+    clock = sound / "clock"
+    assert not clock.exists()
+    clock.write_bytes(bytes(100))
+    (damage,) = verify(sound).damages
+    assert damage.file == clock.name
+    assert damage.reason == "the file is damaged: its checksum does not match"
+    assert verify(sound, []).damaged
+
+
 def test_files_the_catalogue_does_not_name_are_noted(sound):
     (sound / "segments" / "00" / "ff-00000000000000000000.log").write_bytes(b"foo")
     (sound / "segments" / "a note of mine.txt").write_bytes(b"foo")

@@ -151,7 +151,8 @@ def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
     request.stream = httpx.ByteStream(b"")
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
         sock.sendall(
-            b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % ((4 << 30) + 1)
+            b"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % ((4 << 30) + 1)
         )
         assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
 
@@ -159,7 +160,9 @@ def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
 def test_a_connection_lost_in_an_upload_leaves_nothing(http, server):
     before = set(staged_files(server))
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
-        sock.sendall(b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+        sock.sendall(
+            b"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+        )
         sock.sendall(block("t", [bytes(100_000)]) * 15)
         wait_until(lambda: set(staged_files(server)) - before, 30, "a beginning")
     wait_until(lambda: set(staged_files(server)) <= before, 30, "nothing to be left")
@@ -290,7 +293,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         ):
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(
-                b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nHRB1" % path
+                b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nHRB1" % path
             )
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
             assert head.startswith(b"HTTP/1.1 408 ")

@@ -182,7 +182,7 @@ def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerP
     httpx.post(f"{server.http_url}/v1/channel/join", params=query)
     with socket.create_connection(server.http) as client:
         path = "/v1/channel/messages?" + urlencode(query | {"wait_s": 60})
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         client.settimeout(0.1)
         for _ in range(20):  # longer than its presence would last without the request
             with pytest.raises(TimeoutError):

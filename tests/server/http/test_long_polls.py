@@ -59,10 +59,8 @@ def test_a_change_is_answered_at_once(http, client, topic):
         waiting = pool.submit(topics, http, name=topic, since=version, wait_ms=10_000)
         time.sleep(0.3)
         assert not waiting.done()
-        began = time.monotonic()
         client.publish(topic, b"y")
         answer = waiting.result(30)
-    assert time.monotonic() - began < 9, "the change has ended the wait, not its time"
     assert answer["unchanged"] is False
     assert answer["version"] > version
     assert answer["topics"][0]["records"] == 2
@@ -103,7 +101,7 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
             version = topics(http)["version"]
         with socket.create_connection(server.http, 30) as waiting:
             path = f"/v1/topics?since={version}&wait_ms=10000"
-            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             for _ in range(3):
                 httpx.get(f"{server.http_url}/healthz")  # it came later and was answered
             server.terminate()
@@ -129,6 +127,16 @@ class Versioned:
         self.version += 1
         for changed in self._watchers:
             changed()
+
+
+async def test_a_change_ends_the_wait_and_not_its_time():
+    store = Versioned()
+    queue = LongPolls(store)
+    waiting = asyncio.create_task(queue.change(1, 3600))
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    store.change()
+    assert await asyncio.wait_for(waiting, 30)
 
 
 def test_of_too_many_that_wait_the_last_is_refused(monkeypatch):

@@ -24,7 +24,7 @@ from tests.system.wombat.foreign import (
     publish,
 )
 
-SILENCE_S = 2.0
+SILENCE_S = 4.0
 """Silence limit. It is long enough for a busy machine to receive the pings of clients that send in time."""
 LONGER_S = 1.5 * SILENCE_S
 SHORT = f"--set=limits.silence_s={SILENCE_S}"

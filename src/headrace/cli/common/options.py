@@ -157,6 +157,12 @@ class SettingsFlags(NamedTuple):
         None
     )
     http: Annotated[str | None, option("--http HOST:PORT", "Where the HTTP API answers.")] = None
+    insecure_open: Annotated[
+        bool,
+        option(
+            "--insecure-open", "Listen on other addresses than loopback without access control."
+        ),
+    ] = False
     durability: Annotated[str | None, option("--durability NAME", "synced, written or memory.")] = (
         None
     )
@@ -176,6 +182,7 @@ class SettingsFlags(NamedTuple):
             "listen.figg": self.figg,
             "listen.ws": self.ws,
             "listen.http": self.http,
+            "listen.insecure_open": "true" if self.insecure_open else None,
             "durability": self.durability,
             "log_format": self.log_format,
             "log_level": self.log_level,

@@ -9,7 +9,7 @@ import os
 import re
 import secrets
 import threading
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -52,13 +52,16 @@ class CompleteUpload:
 class StagingUpload:
     """A staged file that is being written. Usable from any thread, one call at a time."""
 
-    def __init__(self, layout: Layout, disk: Disk, checks: Checks) -> None:
+    def __init__(
+        self, layout: Layout, disk: Disk, checks: Checks, now_ms: Callable[[], int]
+    ) -> None:
         self.id = secrets.token_hex(16)
         self.size = 0
         """Number of bytes reserved for the file."""
         self._path = layout.staged_file(self.id)
         self._unfinished = self._path.with_suffix(_UNFINISHED)
         self._disk = disk
+        self._now_ms = now_ms
         self._decoder = BlockDecoder(checks, staged_seed(self.id))
         self._fd: int | None = None
         self._written = self._sync_started = 0
@@ -69,6 +72,11 @@ class StagingUpload:
     @property
     def records(self) -> int:
         return self._decoder.records
+
+    def take_topics(self) -> Collection[str]:
+        """Return the topics that have come since the last call. Not to be called during `feed`."""
+        topics, self._decoder.topics = self._decoder.topics, {}
+        return topics
 
     @property
     def prefixes(self) -> frozenset[str]:
@@ -98,6 +106,7 @@ class StagingUpload:
             self._decoder.finish()
             if self._fd is None:
                 self._fd = self._disk.open(self._unfinished, create=True)
+            self._disk.date(self._fd, self._now_ms())  # the next start computes the age from it
             self._disk.sync(self._fd)
             self._close()
             self._disk.rename(self._unfinished, self._path)
@@ -137,14 +146,14 @@ class Staging:
         self._swept_s = 0.0
         self.bytes = 0
         """Size of all files, including those that are being uploaded."""
-        self._elapsed_s = clocks.elapsed_s
+        self._elapsed_s, self._now_ms = clocks.elapsed_s, clocks.now_ms
         started_s = clocks.elapsed_s()
         now_s = min(clocks.wall_s(), clocks.now_ms() / 1000)
         with os.scandir(layout.staged) as found:
             # Files with other names are not Headrace's, and are left alone.
             for entry in (one for one in found if _NAME.fullmatch(one.name) and one.is_file()):
-                # The file's time is from the wall clock, which may have jumped. The smaller of both ages is
-                # used, so that no file is deleted too early.
+                # The time of a copied file is from the wall clock, which may have jumped. The smaller of both
+                # ages is used, so that no file is deleted too early.
                 age_s = max(0.0, now_s - entry.stat().st_mtime)
                 size = entry.stat().st_size
                 self._files[entry.name] = CompleteUpload(entry.name, size, started_s - age_s)
@@ -153,7 +162,7 @@ class Staging:
     # Uploading
 
     def begin(self) -> StagingUpload:
-        return StagingUpload(self._layout, self._disk, self._checks)
+        return StagingUpload(self._layout, self._disk, self._checks, self._now_ms)
 
     def reserve(self, upload: StagingUpload, size: int) -> None:
         """Reserve `size` more bytes for the upload; raise StagingFullError if they do not fit."""

@@ -290,6 +290,11 @@ class Catalogue:
         (total,) = self._db.execute("SELECT total(end - base) FROM segments").fetchone()
         return int(total)
 
+    def newest_ms(self) -> int:
+        """Return the time of the newest record of all topics, also if it is deleted; 0 without topics."""
+        (ms,) = self._db.execute("SELECT coalesce(max(last_ms), 0) FROM topics").fetchone()
+        return int(ms)
+
     def segments_older_than(self, ms: int) -> Iterator[SegmentRow]:
         return self._all(SegmentRow, "WHERE last_ms < ? ORDER BY last_ms", ms)
 

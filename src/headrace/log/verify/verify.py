@@ -32,6 +32,7 @@ from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_header
 from headrace.log.read.reader import segment_info
 from headrace.log.recovery.frames import read_header
+from headrace.log.saved_time import TIME_NAME, DamagedTimeError, read_time
 from headrace.log.store import Lag
 from headrace.log.verify.checks import (
     CheckSegments,
@@ -99,7 +100,7 @@ def verify(
         with _open(data_dir) as view:
             _Check(layout, view, report, progress).run(topics, check, may_lack)
     except (DamagedCatalogueError, *DATABASE_ERRORS) as error:
-        damage = _of_catalogue(FILE_NAME, error)
+        damage = _of_file(FILE_NAME, error)
         if damage not in report.damages:
             report.damages.append(damage)
         report.notes.append(
@@ -107,6 +108,7 @@ def verify(
         )
     if not topics:
         _check_backup(layout, report)
+        _check_time(layout, report)
         report.notes += _set_aside(layout)
     report.damaged = bool(report.damages) or any(topic.damages for topic in report.topics)
     return report
@@ -150,7 +152,7 @@ class _Check:
         try:
             view.check()
         except DamagedCatalogueError as error:
-            report.damages.append(_of_catalogue(FILE_NAME, error))
+            report.damages.append(_of_file(FILE_NAME, error))
         lives = self._check_journal()
         ids = self._named(topics, lives, may_lack) if topics else self._all(lives)
         self._total = view.segment_bytes(ids if topics else None)
@@ -319,10 +321,17 @@ def _check_backup(layout: Layout, report: Report) -> None:
         with open_unchanged(layout.root, BACKUP_NAME) as backup:
             backup.check()
     except DataDirectoryError as error:
-        report.damages.append(_of_catalogue(BACKUP_NAME, error))
+        report.damages.append(_of_file(BACKUP_NAME, error))
 
 
-def _of_catalogue(file: str, error: Exception) -> Damage:
+def _check_time(layout: Layout, report: Report) -> None:
+    try:
+        read_time(layout)
+    except DamagedTimeError as error:
+        report.damages.append(_of_file(TIME_NAME, error))
+
+
+def _of_file(file: str, error: Exception) -> Damage:
     return Damage(file, str(error).partition(": ")[2] or str(error))
 
 
