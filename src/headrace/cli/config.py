@@ -105,6 +105,9 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Tokens for clients, besides those of `headrace token`."]
     for token in loaded.config.access.token:
         lines += _table_lines("access.token", token)
+    lines += ["", "# Grants of clients with a certificate of listen.tls.client_ca."]
+    for certificate in loaded.config.access.certificate:
+        lines += _table_lines("access.certificate", certificate)
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
@@ -124,6 +127,8 @@ def to_markdown() -> str:
         parts.append(_markdown_table(settings))
     parts.append(_MARKDOWN_TOKENS)
     parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
+    parts.append(_MARKDOWN_CERTIFICATES)
+    parts.append(_markdown_table(TABLE_SETTINGS["access.certificate"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
@@ -165,6 +170,13 @@ _MARKDOWN_TOKENS = """\
 
 Tokens for the HTTP API (except `/healthz`) and for Logux. They can only be set in the file. Without any
 token, everyone who reaches the HTTP API may use it. [Operating](operating.md#access) shows how to make one.
+"""
+
+_MARKDOWN_CERTIFICATES = """\
+## [[access.certificate]]
+
+Grants of clients with a certificate of `listen.tls.client_ca`. They can only be set in the file. A client
+is identified by its certificate until it shows a token. See [Operating](operating.md#tls).
 """
 
 _MARKDOWN_RULES = """\
