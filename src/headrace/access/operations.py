@@ -23,11 +23,11 @@ class Operation(StrEnum):
     SUBSCRIBE = "subscribe"
     """Read the records of a topic, live or stored, by any protocol, and the last state of a channel."""
     INSPECT = "inspect"
-    """See that a topic or a channel exists, and facts about it. `$server`: metrics, status and clock."""
+    """See that a topic or a channel exists, and facts about it. With `*`: also metrics, status and clock."""
     CREATE = "create"
     """Make a topic by the first publish, event, message or batch for it."""
     DELETE = "delete"
-    """Delete a topic, or destroy a channel."""
+    """Delete a topic; destroy or keep a channel, or replace its state, without being a member."""
     CURSORS = "cursors"
     """Move or delete the cursors of a reader. The name is the reader's."""
     BATCHES = "batches"
@@ -50,8 +50,8 @@ NAME_KINDS = {
 }
 """Kind of the name of each operation."""
 
-SERVER_NAME = "$server"
-"""Name for `inspect` that stands for the server as a whole. No topic has this name."""
+SERVER_NAME = ""
+"""Name for `inspect` and `admin` that stands for the server as a whole. Only `*` matches it."""
 
 
 class Member(NamedTuple):

@@ -155,7 +155,7 @@ class ChannelsApi:
         if "processor" in request.query_params:
             name, processor = self._asked(request)
         else:
-            name = await self._existing_named(request, Operation.PUBLISH)
+            name = await self._existing_named(request, Operation.DELETE)
         offset = _offset(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
 

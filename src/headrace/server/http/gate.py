@@ -86,7 +86,7 @@ def check(request: Request, operation: Operation, name: Name) -> None:
 
 def check_server(request: Request, operation: Operation = Operation.INSPECT) -> None:
     """Raise an error unless the principal may inspect or administer the server itself."""
-    check(request, operation, SERVER_NAME if operation is Operation.INSPECT else "")
+    check(request, operation, SERVER_NAME)
 
 
 class AccessGate:
