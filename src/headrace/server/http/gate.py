@@ -6,6 +6,7 @@ Elsewhere: the decisions (`server/access.py`).
 """
 
 import asyncio
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -35,7 +36,7 @@ CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no credentials, because load balancers have none."""
 
-CERTIFICATE = "headrace.certificate"
+CERTIFICATE: Final = "headrace.certificate"
 """Key of the peer's certificate in the ASGI scope of a request; its value is None without one."""
 
 _RIGHTS = "headrace.rights"
