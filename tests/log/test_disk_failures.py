@@ -271,7 +271,9 @@ def test_a_machine_that_crashes_on_a_full_disk_has_lost_nothing_acknowledged(
         model.crashed(crashed, None, random.Random(seed))
         again = StepStore(tiny(crashed), boot_id=OTHER_BOOT)
         assert again.payloads("topic")[:before] == [b"%d" % number for number in held.done]
-        assert all("never acknowledged" in report for report in again.reports)
+        # A crash that leaves zeros for headers that were being written again cannot be told from damage.
+        if not any("neither copy of its header" in report for report in again.reports):
+            assert all("never acknowledged" in report for report in again.reports)
         again.crash()
 
 
@@ -285,17 +287,35 @@ def test_a_disk_that_fails_after_it_was_full_stops_the_service(failing):
     assert held.done == [0]
 
 
-def test_an_fsync_without_room_stops_the_service(failing):
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("what", ["a commit", "the periodic fsync"])
+def test_an_fsync_without_room_stops_the_service_and_a_restart_goes_on(failing, what, error):
     store = failing.store
     store.append("written/a", b"made: synced")
     store.append("written/a", b"written")
-    failing.fail_at(SyncOp, errno.ENOSPC)
+    failing.fail_at(SyncOp, error)
     done = []
-    topic = store.store.topic("synced")
-    store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("x"))
+    if what == "a commit":
+        topic = store.store.topic("synced")
+        store.store.append({topic: [b"\0\0\0\1x"]}, lambda: done.append("x"))
+    else:
+        store.store.sync_written()
     store.runner.run()
     assert done == []
-    assert "writing the journal failed" in store.listener.failure
+    assert "the journal failed" in store.listener.failure
+    assert "free some space, and start the server again" in store.listener.failure
+    assert store.store.held_back == store.listener.failure
+    failing.fail = lambda _: None
+    store.store.write_again()
+    store.runner.run()
+    assert done == [], "an fsync that failed is not repeated"
+    store.crash()
+    again = StepStore(store.config)
+    assert again.payloads("written/a") == [b"made: synced", b"written"]
+    again.append("synced", b"y")
+    assert again.payloads("synced")[-1] == b"y"
+    again.crash()
+    failing.store = None
 
 
 def test_publishers_are_held_back_while_the_disk_is_full_and_go_on_afterwards(failing):

@@ -338,7 +338,7 @@ class EmbeddedStore(ReadSide):
                 self.is_full = self._unwritten = True
                 return
             if error is not None:
-                self._fail(f"writing the journal failed: {error}")
+                self._fail(f"writing the journal failed: {_explained(error)}")
             if self._failure:
                 return
             if encoded.sync:
@@ -470,7 +470,7 @@ class EmbeddedStore(ReadSide):
 
         def synced(result: float | BaseException) -> None:
             if isinstance(result, BaseException):
-                self._fail(f"syncing the journal failed: {result}")
+                self._fail(f"syncing the journal failed: {_explained(result)}")
                 return
             self._synced = max(self._synced, sequence)
             self._ring.synced(sequence)
@@ -530,6 +530,16 @@ class EmbeddedStore(ReadSide):
         self._ring.close()
         self.files.close()
         self._catalogue.close()
+
+
+def _explained(error: BaseException) -> str:
+    """Return the error of a write or fsync that is not repeated, with what an operator can do about it."""
+    if is_full(error):
+        return (
+            f"{error}: the disk had no room at an fsync, which is not repeated because earlier commits may "
+            "be lost; free some space, and start the server again"
+        )
+    return str(error)
 
 
 def _trimmed(topic: Topic, position: Position) -> None:

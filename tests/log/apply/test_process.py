@@ -6,6 +6,7 @@ import pickle
 import select
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -13,22 +14,26 @@ from pathlib import Path
 
 import pytest
 
+from headrace.errors import StoreFailedError
 from headrace.log.apply import process as applier_process
 from headrace.log.apply.process import STARTED_AGAIN, ApplierProcess
-from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.catalogue import FILE_NAME, Catalogue, UnreadableCatalogueError
 from headrace.log.commit.journal import ClosedFile
-from headrace.log.disk import Disk
+from headrace.log.disk import ATTEMPTS_MAX, RETRY_S, Disk
 from headrace.log.layout import Layout
 from tests.log.conftest import tiny
+from tests.log.damage_matrix.unreadable import build
+from tests.tools import tool
 
 WAIT_S = 30
 
 
 class Line:
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, is_new: bool = True) -> None:
         self.layout = Layout(path)
-        self.layout.make(Disk())
-        Catalogue.create(path).close()
+        if is_new:
+            self.layout.make(Disk())
+            Catalogue.create(path).close()
         self.prepared: list[Path] = []
         self.failures: list[str] = []
         self.waits: list[str] = []
@@ -153,6 +158,82 @@ async def test_an_order_to_an_applier_that_has_just_died_is_a_failure_and_no_err
     line.process.apply(closed)
     await line.until(lambda: bool(line.failures))
     assert line.failures == ["the applier process was killed by signal 9"]
+
+
+@pytest.mark.parametrize("times", [1, ATTEMPTS_MAX - 1])
+@pytest.mark.parametrize(
+    "error",
+    [
+        sqlite3.DatabaseError("database disk image is malformed"),
+        UnreadableCatalogueError("catalogue.sqlite: disk I/O error"),
+    ],
+)
+def test_a_catalogue_that_cannot_be_read_for_a_moment_is_read_again(
+    monkeypatch: pytest.MonkeyPatch, error: Exception, times: int
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr(applier_process.time, "sleep", pauses.append)
+    errors = [error] * times
+
+    def work() -> str:
+        if errors:
+            raise errors.pop()
+        return "applied"
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert applier_process._retried(ours, work) == "applied"
+    assert pauses == [RETRY_S] * times
+
+
+def test_a_catalogue_that_stays_unreadable_is_a_failure_that_says_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(applier_process.time, "sleep", lambda _: None)
+
+    def work() -> None:
+        raise sqlite3.DatabaseError("database disk image is malformed")
+
+    ours, theirs = socket.socketpair()
+    with ours, theirs, pytest.raises(StoreFailedError, match="the next start rebuilds"):
+        applier_process._retried(ours, work)
+
+
+@pytest.fixture(scope="module")
+def unreadable(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build(tool("gcc", "cc"), tmp_path_factory.mktemp("library") / "unreadable.so")
+
+
+@pytest.mark.parametrize("times", [1, 2, -1])
+@pytest.mark.parametrize("page", [0, 1])
+async def test_a_read_of_the_catalogue_that_fails_for_a_moment_stops_nothing(
+    tmp_path: Path,
+    unreadable: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    times: int,
+    page: int,
+) -> None:
+    Layout(tmp_path / "data").make(Disk())
+    Catalogue.create(tmp_path / "data").close()
+    inode = (tmp_path / "data" / FILE_NAME).stat().st_ino
+    place = page * 4096
+    monkeypatch.setenv("LD_PRELOAD", str(unreadable))
+    monkeypatch.setenv("UNREADABLE", f"{inode} {place} {place + 4096} {times}")
+    line = Line(tmp_path / "data", is_new=False)
+    monkeypatch.delenv("LD_PRELOAD")
+    line.process.prepare(line.layout.journal_file(0))
+    await line.until(lambda: bool(line.prepared or line.failures))
+    if times >= 0:
+        assert line.prepared == [line.layout.journal_file(0)]
+        assert line.failures == []
+    else:
+        assert line.prepared == []
+        (failure,) = line.failures
+        assert "the catalogue cannot be read" in failure
+        assert line.process._process.wait() == 1
+    line.process.close()
+    assert "Traceback" not in capfd.readouterr().err
 
 
 async def test_an_applier_that_does_not_end_is_killed(

@@ -115,10 +115,10 @@ def test_what_an_earlier_use_left_in_a_torn_frame_moves_no_cursor(open_store):
         "topic", b"z" * 400
     )  # torn: its header is there, and behind it the bytes of an earlier use
     store.crash()
-    path, position, _ = Journal(store).frames()[-1]
+    path, position, frame = Journal(store).frames()[-1]
     at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
-    path.write_bytes(data[:at] + stale + bytes(400 - len(stale)) + data[at + 400 :])
+    path.write_bytes(data[:at] + stale.ljust(frame.end - at, b"\0") + data[frame.end :])
     store = open_store()
     assert any("never acknowledged" in report for report in store.reports)
     assert listed(store) == expected
@@ -133,13 +133,13 @@ def test_what_an_earlier_use_left_at_the_very_places_of_a_torn_frame_moves_no_cu
     expected = {("topic", "a"): Position(store.store.topic("topic").epoch, 15, 3)}
     store.crash()
     of_cursors = [one for one in Journal(store).frames() if _is_of_cursors(one[2])]
-    path, position, _ = of_cursors[-1]
-    seed = of_cursors[-1][2].seed
+    path, position, last = of_cursors[-1]
+    seed = last.seed
     stale = b"".join(encode_entry(*entry, seed=seed) for entry in of_cursors[0][2].entries)
     at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
     # Every entry is valid by itself; only the frame is not.
-    path.write_bytes(data[:at] + stale + data[at + len(stale) :])
+    path.write_bytes(data[:at] + stale.ljust(last.end - at, b"\0") + data[last.end :])
     assert data[at : at + len(stale)] != stale
     store = open_store()
     assert any("never acknowledged" in report for report in store.reports)

@@ -21,13 +21,14 @@ from headrace.log.commit.journal import (
     decode_entry,
     encode_entry,
     encode_frame,
+    encode_headers,
     entry_end,
     entry_seed,
     frame_bytes,
     prepare_file,
 )
 from headrace.log.disk import Disk
-from headrace.log.recovery.frames import Frame, Problem, read_frames, read_header
+from headrace.log.recovery.frames import Frame, Problem, has_commits, read_frames, read_header
 
 FILE_BYTES = 32 * BLOCK_BYTES
 GENERATION = 0x0123456789ABCDEF
@@ -56,7 +57,7 @@ class File:
 
     def __init__(self, path, size: int = FILE_BYTES) -> None:
         self.path = path
-        prepare_file(Disk(), path, size)
+        prepare_file(Disk(), path, size, GENERATION)
         self.begin(1)
 
     def begin(self, first: int) -> None:
@@ -126,11 +127,14 @@ def test_commits_come_back_in_order(tmp_path_factory, commits):
     assert not any(frame.problems for frame in found)
 
 
-def test_a_prepared_file_holds_nothing(file):
+def test_a_prepared_file_holds_headers_and_no_commits(file):
     assert file.path.stat().st_size == FILE_BYTES
-    assert not any(file.path.read_bytes())
+    assert not any(file.path.read_bytes()[FRAMES_POSITION:])
     assert list(read_frames(file.path)) == []
-    assert read_header(file.path) is None
+    header = read_header(file.path)
+    assert header is not None
+    assert (header.generation, header.first, header.size) == (GENERATION, 0, FILE_BYTES)
+    assert not has_commits(file.path)
 
 
 def test_the_header_goes_with_the_first_commit(file):
@@ -425,9 +429,10 @@ def test_a_file_is_complete_before_it_has_its_name(tmp_path):
             seen.append(("directory", path.exists(), directory))
 
     path.with_suffix(".new").write_bytes(b"left by a start that was killed" * 10_000)
-    prepare_file(Watched(), path, 3 << 20)
+    prepare_file(Watched(), path, 3 << 20, GENERATION)
     assert seen == [("sync", False, 3 << 20), ("directory", True, tmp_path)]
-    assert path.read_bytes() == bytes(3 << 20)
+    headers = encode_headers(JournalHeader.unused(path, 3 << 20, GENERATION))
+    assert path.read_bytes() == headers.ljust(3 << 20, b"\0")
 
 
 def test_the_boot_is_the_same_until_the_next_one():

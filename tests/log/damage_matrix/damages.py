@@ -103,6 +103,8 @@ def damages_of(world: World, file: str) -> Iterator[Damage]:
     kind = kind_of(file)
     size = (world.path / file).stat().st_size
     yield Damage(file, kind, "missing", 0, WHOLE)
+    if kind == "journal":
+        yield Damage(file, kind, "zeros", 0, WHOLE)
     for position in range(0, size, UNITS[-1]):
         yield Damage(file, kind, "cut", position, WHOLE)
     for unit in UNITS:

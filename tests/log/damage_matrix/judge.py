@@ -12,11 +12,13 @@ The content of a damaged block is:
 - Staged file: the blocks of a pending batch with a byte in the damaged block.
 - Cursors, notes, producers: those whose names or values are in the block, or begin shortly after it.
 
-The exception is the last frame after an unclean stop: if the damage touches it, its records may be missing
-without a report, and their offsets may be used again. If a damaged block holds parts of several frames and
-the last frame is one of them, nothing after the block shows that the others were completely written. They
-count as the last frame too, except in the first block of a file, whose header shows the damage, and except
-for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow reading.
+The exception is the last frame after an unclean stop: if the damage touches its foot, its records may be
+missing without a report, and their offsets may be used again. With an intact foot, everything must be
+reported, but after a crash of the machine the damage may cost all of the frame. If a damaged block holds
+parts of several frames and the last frame is one of them, nothing after the block shows that the others were
+completely written. They count as the last frame too, except in the first block of a file, whose header shows
+the damage, and except for a cut or missing file, whose size shows it. Set `TAIL_IS_ONE_FRAME` for the narrow
+reading.
 
 A batch whose entries are lost continues from its staged files, if they still exist: its records may come
 again after everything else.
@@ -36,7 +38,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headrace.errors import HeadraceError
-from headrace.log.commit.journal import boot_id
+from headrace.log.commit.journal import FRAME_FOOT_BYTES, boot_id
 from headrace.log.disk import Disk
 from headrace.log.layout import Layout
 from headrace.log.records import pack_record
@@ -105,6 +107,11 @@ class Trial:
         self.faults: list[Fault] = []
         self.report: Report | None = None
         self.tail = unnoticed(world, damage)
+        self.doubtful: set[int] = set()
+        """Commits that may be missing with a report."""
+        if not hits_the_end(world, damage):
+            is_in_doubt = world.boot != boot_id()
+            self.tail, self.doubtful = set(), self.tail if is_in_doubt else set()
         self.lost: dict[str, list[int]] = {}
         """By topic, offsets of lost records that must be reported."""
         self.unnoticed: dict[str, list[int]] = {}
@@ -179,7 +186,7 @@ class Trial:
                     self.unnoticed.setdefault(name, []).extend(lost)
                 else:
                     self.lost.setdefault(name, []).extend(lost)
-                    if id(group) not in hit:
+                    if id(group) not in hit and group.commit not in self.doubtful:
                         unexplained.setdefault(self._how_lost(group), []).extend(
                             f"{name} at {offset}" for offset in lost
                         )
@@ -283,7 +290,7 @@ class Trial:
 
     def _is_named(self, mark: bytes) -> bool:
         """True if these bytes are in the damaged place, or begin shortly after it."""
-        if any(mark in self.world.commits[number].marks for number in self.tail):
+        if any(mark in self.world.commits[number].marks for number in self.tail | self.doubtful):
             return True
         place = self.damage.place
         if self.damage.kind in ("catalogue", "wal", "backup"):
@@ -502,6 +509,13 @@ def unnoticed(world: World, damage: Damage) -> set[int]:
     if damage.position and damage.length != WHOLE and not TAIL_IS_ONE_FRAME:
         found |= {commit.number for commit in framed if commit.frame.overlaps(damage.place)}
     return found
+
+
+def hits_the_end(world: World, damage: Damage) -> bool:
+    """True if the damage touches the foot of the last frame."""
+    frames = [commit.frame for commit in world.commits if commit.frame is not None]
+    last = frames[-1] if frames else None
+    return last is None or last._replace(begin=last.end - FRAME_FOOT_BYTES).overlaps(damage.place)
 
 
 def _before_jump(

@@ -5,6 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator
 
 from tests.log.damage_matrix.damages import Damage, damages
+from tests.log.damage_matrix.judge import hits_the_end
 from tests.log.damage_matrix.worlds import World
 
 Case = tuple[World, Damage]
@@ -44,6 +45,6 @@ def zone(world: World, damage: Damage) -> str:
     if not hit:
         return "unused"
     if frames[-1] in hit:
-        return "last frame"
+        return "end of the last frame" if hits_the_end(world, damage) else "last frame"
     begins = any(damage.position <= frame.begin < damage.place.end for frame in hit)
     return f"{'begin' if begins else 'inside'} of a frame, {in_use}"

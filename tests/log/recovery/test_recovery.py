@@ -325,8 +325,7 @@ def test_what_an_earlier_use_left_in_a_torn_frame_brings_no_topic_back(open_stor
     )
     at = position + FRAME_HEAD_BYTES
     data = path.read_bytes()
-    length = sum(len(encode_entry(*entry, seed=0)) for entry in frame.entries)
-    path.write_bytes(data[:at] + stale + bytes(length - len(stale)) + data[at + length :])
+    path.write_bytes(data[:at] + stale.ljust(frame.end - at, b"\0") + data[frame.end :])
     store = open_store()
     assert not store.store.topic("gone").exists
     assert store.store.topic("gone").end[1:] == end[1:]

@@ -353,7 +353,8 @@ def unapplied_frames(data: Path) -> list[tuple[Path, int, int]]:
 def test_a_last_write_that_was_not_finished_is_no_damage(killed):
     file, begin, length = unapplied_frames(killed)[-1]
     content = bytearray(file.read_bytes())
-    content[begin + length - 5 : begin + length] = bytes(5)
+    end = -(-(begin + length) // journal.BLOCK_BYTES) * journal.BLOCK_BYTES
+    content[begin + length - 5 : end] = bytes(end - begin - length + 5)
     file.write_bytes(content)
     report = verify(killed)
     assert not report.damaged

@@ -98,7 +98,7 @@ class Applier:
         """Create a journal file; the catalogue names the file before it is put to use."""
         if size < self._catalogue.meta().journal_files.get(path.name, 0):
             self._name_journal_file(path, size)  # or the shorter file would seem to be truncated
-        journal.prepare_file(self._disk, path, size)
+        journal.prepare_file(self._disk, path, size, self._catalogue.meta().generation)
         self._name_journal_file(path, size)
 
     def _name_journal_file(self, path: Path, size: int) -> None:

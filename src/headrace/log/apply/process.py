@@ -22,19 +22,22 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 
 from headrace.config.settings import Config
 from headrace.errors import DataDirectoryError, StoreFailedError
 from headrace.log.apply.applier import Applier
-from headrace.log.catalogue.catalogue import Catalogue
+from headrace.log.catalogue.catalogue import DATABASE_ERRORS, Catalogue, DamagedCatalogueError
 from headrace.log.commit.journal import ClosedFile
-from headrace.log.disk import DISK_FULL, Disk, is_full
+from headrace.log.disk import ATTEMPTS_MAX, DISK_FULL, RETRY_S, Disk, is_full
 from headrace.log.layout import Layout
 from headrace.printing import described
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 BACKUP_S = 600.0
 """Seconds between two copies of the catalogue."""
@@ -250,7 +253,7 @@ def main() -> None:
     except (EOFError, ConnectionError):
         pass  # the server closed the socket
     except Exception as error:
-        is_known = isinstance(error, StoreFailedError)
+        is_known = isinstance(error, (StoreFailedError, DataDirectoryError))
         reason = str(error) if is_known else described(error)
         with contextlib.suppress(ConnectionError):
             _send(line, Failed(f"the applier failed: {reason}"))
@@ -266,7 +269,7 @@ def _serve(config: Config, line: socket.socket, orders: Iterable[bytes]) -> None
     disk = Disk()
     layout = Layout(config.data_dir)
     backed_up_s = time.monotonic()
-    with contextlib.closing(Catalogue.open(layout.root)) as catalogue:
+    with contextlib.closing(_retried(line, lambda: Catalogue.open(layout.root))) as catalogue:
         applier = Applier(disk, layout, catalogue, config.rule)
         for text in orders:
             order = msgspec.json.decode(text, type=Order)
@@ -276,7 +279,8 @@ def _serve(config: Config, line: socket.socket, orders: Iterable[bytes]) -> None
                 work = partial(applier.prepare, path, config.journal.file_bytes)
             else:
                 work = partial(applier.apply_file, ClosedFile(path, order.until, order.last))
-            _send(line, Done(_retried(line, work) or []))
+            reports: list[str] | None = _retried(line, work)
+            _send(line, Done(reports or []))
             # The entries of a file take much memory: give it back, because topics may stay idle now.
             libc.malloc_trim(0)
             if time.monotonic() - backed_up_s > BACKUP_S:
@@ -286,11 +290,15 @@ def _serve(config: Config, line: socket.socket, orders: Iterable[bytes]) -> None
                 backed_up_s = time.monotonic()
 
 
-def _retried(line: socket.socket, work: Callable[[], list[str] | None]) -> list[str] | None:
+def _retried(line: socket.socket, work: Callable[[], T]) -> T:
     """Run `work`. While the disk is full or fails, report that, wait and retry.
 
     A retry loses nothing: the journal is unchanged, and half-written data is truncated first.
+
+    A catalogue that cannot be read is different. SQLite calls a page malformed, whether the disk cannot read
+    the page or the page is damaged. If that lasts, only a start can rebuild the catalogue.
     """
+    attempts = 0
     while True:
         try:
             return work()
@@ -305,6 +313,14 @@ def _retried(line: socket.socket, work: Callable[[], list[str] | None]) -> list[
                 pass
             finally:
                 line.settimeout(None)
+        except (DamagedCatalogueError, *DATABASE_ERRORS) as error:
+            attempts += 1
+            if attempts == ATTEMPTS_MAX:
+                raise StoreFailedError(
+                    f"the catalogue cannot be read ({error}): the journal keeps everything, and the next "
+                    "start rebuilds the catalogue if it is damaged"
+                ) from error
+            time.sleep(RETRY_S)
 
 
 def _trouble(error: Exception) -> str:

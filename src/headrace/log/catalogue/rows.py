@@ -160,6 +160,8 @@ class DirectoryMeta(msgspec.Struct, frozen=True):
     """Generation of all journal files that the last server put to use; 0 if they have format 1."""
     journal_files: dict[str, int] = {}
     """Sizes of the journal files by name. A file is listed here before it is put to use."""
+    journal_headers: bool = False
+    """True if each of these files had a header before it was listed: a file of zeros is damaged."""
     format: int = FORMAT
 
 

@@ -3,8 +3,8 @@
 Elsewhere: reading (`log/recovery/frames.py`), the meaning of entries (`log/apply/changes.py`) and when to
 commit (`log/embedded.py`).
 
-A journal file is filled with zeros before its first use and is recycled after its entries were applied. So a
-commit changes no file metadata and costs one synchronous write.
+A journal file gets headers and zeros before its first use and is recycled after its entries were applied. So
+a commit changes no file metadata and costs one synchronous write.
 
     file   header block, second header block, frames …, leftovers of an earlier use
     frame  head (generation, file, first, position, number, last synced number, length, crc of the
@@ -23,7 +23,7 @@ A bad block never costs more than its own content:
 The generation is a random number that each start of a server draws. Clients never see it, so no payload can
 contain bytes that a reader would mistake for a frame or an entry. `synced` in a frame is the last commit
 known to be on disk when the frame was written. If a later frame's `synced` covers a bad frame, the bad frame
-is damage. Any other bad frame is a write that the machine did not finish, and it was never acknowledged.
+is damage. Any other bad frame without its foot is a write that did not finish, and it was never acknowledged.
 
 The `extra` field of an entry is a MessagePack array; each kind of entry has a class for it.
 """
@@ -177,13 +177,18 @@ class JournalHeader(NamedTuple):
     file: int
     """Number in the file's name. A header with the number of another file is ignored."""
     first: int
-    """Number of the first commit in the file."""
+    """Number of the first commit in the file; 0 if no commit was written to the file yet."""
     applied: int | None
     """Last applied commit when the file was put to use: a catalogue that knows fewer commits is out of date.
     None for a file of format 1, which has no such field."""
     size: int
     """Length of the file when it was created: a shorter file was truncated."""
     boot_id: bytes
+
+    @classmethod
+    def unused(cls, path: Path, size: int, generation: int) -> Self:
+        """Return the header of a file without commits, which shows that the file is not damaged."""
+        return cls(generation, file_number(path), 0, 0, size, boot_id())
 
 
 class FrameHead(NamedTuple):
@@ -319,15 +324,24 @@ def file_number(path: Path) -> int:
     return int(path.stem)
 
 
-def prepare_file(disk: Disk, path: Path, size: int) -> None:
-    """Create a journal file of `size` zero bytes; it gets its name only when it is complete on disk."""
+def prepare_file(disk: Disk, path: Path, size: int, generation: int) -> None:
+    """Create a journal file of headers and zeros; it gets its name only when it is complete on disk."""
     made = path.with_suffix(".new")
+    headers = encode_headers(JournalHeader.unused(path, size, generation))
     disk.unlink(made)
     with disk.opened(made, create=True, sync=True) as fd:
-        for position in range(0, size, _FILL_BYTES):
+        disk.write(fd, [headers], 0)
+        for position in range(len(headers), size, _FILL_BYTES):
             disk.write(fd, [bytes(min(_FILL_BYTES, size - position))], position)
     disk.rename(made, path)
     disk.sync_directory(path.parent)
+
+
+def write_unused_headers(disk: Disk, path: Path, generation: int) -> None:
+    """Give headers to a file without commits that an earlier version has prepared."""
+    header = JournalHeader.unused(path, path.stat().st_size, generation)
+    with disk.opened(path, sync=True) as fd:
+        disk.write(fd, [encode_headers(header)], 0)
 
 
 class JournalFile:
@@ -348,7 +362,7 @@ class JournalFile:
         parts = encode_frame(self._header, self.position, sequence, synced, entries)
         position, end = self.position, self.position + sum(map(len, parts))
         if position == FRAMES_POSITION:
-            # The headers are written with the first commit: an unused file costs no write of its own.
+            # The headers name the first commit, so they are written with it, at no cost of their own.
             parts.insert(0, encode_headers(self._header))
             position = 0
         # An error leaves the position unchanged: the same call writes the same bytes to the same place.

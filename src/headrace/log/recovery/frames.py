@@ -92,6 +92,8 @@ class Frame(NamedTuple):
     """Seed of the checksums of the entry headers."""
     end: int
     """Place in the file where the next frame begins."""
+    is_ended: bool
+    """True if the end of the frame was written: its foot is intact, or all of its entries are."""
 
 
 def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
@@ -100,6 +102,12 @@ def read_header(path: Path, generation: int = 0) -> JournalHeader | None:
     If the copies differ, the one with `generation` counts, or else the later one.
     """
     return _header(path, load(path, FRAMES_POSITION).data, generation)
+
+
+def has_commits(path: Path) -> bool:
+    """True if the file's header says that commits were written to the file."""
+    header = read_header(path)
+    return header is not None and header.first > 0
 
 
 def read_frames(
@@ -126,9 +134,12 @@ def read_frames(
                 yield Problem(name, 0, until, "neither copy of the file's header can be read")
             return
         format_ = _Format(path, data, generation, None)
-    else:
+    elif header.first:
         kind = _Format1 if header.applied is None else _Format
         format_ = kind(path, data, header.generation, header.first)
+    else:
+        # Nothing was written here, or the headers that came with the first commit are lost.
+        format_ = _Format(path, data, generation or header.generation, None)
     if header is None or header.applied is not None:
         yield from _header_problems(path, data, header, format_)
     position = format_.frames_position
@@ -156,7 +167,7 @@ def read_frames(
         return
     if format_.looks_begun(position, number):
         yield Problem(name, position, SECTOR_BYTES, "an unfinished frame")
-    if header is not None and len(data) < header.size:
+    if header is not None and header.first and len(data) < header.size:
         yield Problem(name, len(data), header.size - len(data), CUT)
 
 
@@ -277,14 +288,18 @@ class _Format:
         end = head.position + self.frame_bytes(head.length)
         if stop == start + head.length and crc32c(data[start:stop]) == head.crc:
             found = _sound(data, start, stop) if entries else []
-            return Frame(head.sequence, head.synced, found, problems, seed, end)
+            return Frame(head.sequence, head.synced, found, problems, seed, end, True)
         found, bad = self._entries(start, stop, head.length, seed)
         if not bad:
             # Each entry is valid, but some belong to another commit: an earlier use left them at the same
             # places.
             reason = "its entries are not those of one commit"
             bad.append(Problem(self._name, head.position, end - head.position, reason))
-        return Frame(head.sequence, head.synced, found, problems + bad, seed, end)
+        is_ended = self._has_foot(head, end)
+        return Frame(head.sequence, head.synced, found, problems + bad, seed, end, is_ended)
+
+    def _has_foot(self, head: FrameHead, end: int) -> bool:
+        return self._parse(end - FRAME_FOOT_BYTES, FOOT_MAGIC) == head
 
     def _entries(
         self, start: int, stop: int, length: int, seed: int
@@ -342,6 +357,9 @@ class _Format1(_Format):
 
     def seed(self, sequence: int) -> int:
         return 0
+
+    def _has_foot(self, head: FrameHead, end: int) -> bool:
+        return False
 
     def head_at(self, position: int) -> FrameHead | None:
         magic, *fields = _checked(_FRAME_1, self._data, position)

@@ -27,7 +27,6 @@ from headrace.log.catalogue.catalogue import (
     FILE_NAME,
     Catalogue,
     DamagedCatalogueError,
-    UnreadableCatalogueError,
 )
 from headrace.log.catalogue.pages import Pages
 from headrace.log.catalogue.rows import (
@@ -59,7 +58,7 @@ from headrace.log.read.index import (
     is_old_header,
     name_in_header,
 )
-from headrace.log.recovery.frames import Frame, read_frames, read_header
+from headrace.log.recovery.frames import Frame, has_commits, read_frames
 from headrace.model import Durability, present_name
 from headrace.printing import quoted
 
@@ -79,12 +78,10 @@ def open_catalogue(layout: Layout, disk: Disk, reports: list[str]) -> tuple[Cata
         for _ in range(ATTEMPTS_MAX):
             try:
                 return _open_sound(layout), False
-            except UnreadableCatalogueError as error:
-                reason = str(error)
-                time.sleep(RETRY_S)  # the disk may fail for a moment
             except DamagedCatalogueError as error:
+                # The disk may fail for a moment, and SQLite calls a page that it cannot read malformed.
                 reason = str(error)
-                break
+                time.sleep(RETRY_S)
     reports.append(f"the catalogue is rebuilt: {reason}")
     return rebuild_catalogue(layout, disk, reports), True
 
@@ -109,7 +106,7 @@ def _open_sound(layout: Layout) -> Catalogue:
 
 
 def _is_empty(layout: Layout) -> bool:
-    return not any(map(read_header, layout.journal_files())) and not any(layout.files())
+    return not any(map(has_commits, layout.journal_files())) and not any(layout.files())
 
 
 def is_reserved(name: bytes) -> bool:

@@ -26,6 +26,7 @@ from headrace.log.catalogue.catalogue import (
     open_unchanged,
 )
 from headrace.log.catalogue.rows import RENAMED_FORMAT, SegmentRow, TopicRow
+from headrace.log.commit import journal
 from headrace.log.commit.journal import LOST, Entry
 from headrace.log.disk import Disk, load, read_patiently
 from headrace.log.layout import Layout
@@ -39,7 +40,7 @@ from headrace.log.read.index import (
     row_position,
     rows_of_records,
 )
-from headrace.log.recovery.frames import quarantine
+from headrace.log.recovery.frames import quarantine, read_header
 from headrace.log.recovery.rebuild import open_catalogue, rebuild_catalogue
 from headrace.log.recovery.scan import JournalScan
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Durability
@@ -75,7 +76,7 @@ def recover(
             catalogue, rebuilt = rebuild_catalogue(layout, disk, reports), True
             scan = JournalScan(layout, catalogue.meta(), boot_id, rebuilt=True)
         reports += scan.reports
-        for problem in scan.damages:
+        for problem in scan.damages + scan.doubtful:
             quarantine(layout, disk, layout.journal / problem.file, problem)
         if scan.lost_unknown:
             # This is recorded before anything is applied, so that an interrupted start does not forget it.
@@ -92,6 +93,8 @@ def recover(
                 reports += applier.apply(replayed.each(scan.entries(path)), last, names)
         applier.clear_batches()
         remove_unfinished(layout, disk)
+        generation = secrets.randbits(63) | 1
+        journal_files = _headed_files(layout, disk, generation, without=scan.spent)
         with catalogue.transaction():
             if catalogue.meta().jump_due:
                 # Later entries cannot show which records of `written` topics a crash of the machine has lost.
@@ -110,12 +113,9 @@ def recover(
                 jump_due=False,
                 restored_jumps=0,
                 rebuilt_from=0,
-                generation=secrets.randbits(63) | 1,
-                journal_files={
-                    path.name: path.stat().st_size
-                    for path in layout.journal_files()
-                    if path not in scan.spent
-                },
+                generation=generation,
+                journal_files=journal_files,
+                journal_headers=True,
             )
         for path in scan.spent:
             _quarantine_journal(layout, disk, path)
@@ -177,6 +177,24 @@ def _quarantine_journal(layout: Layout, disk: Disk, path: Path) -> None:
     disk.rename(path, layout.quarantine / f"journal-{int(time.time() * 1000)}-{path.name}")
     disk.sync_directory(layout.quarantine)
     disk.sync_directory(layout.journal)
+
+
+def _headed_files(
+    layout: Layout, disk: Disk, generation: int, *, without: Collection[Path]
+) -> dict[str, int]:
+    """Return the sizes of the journal files to use, by name, after all of them have a header.
+
+    A file without one was prepared by an earlier version and never used.
+    """
+    sizes: dict[str, int] = {}
+    for path in layout.journal_files():
+        size = path.stat().st_size
+        # A file too short for its headers will be replaced, and the catalogue names it then.
+        if path not in without and size >= journal.FRAMES_POSITION:
+            if read_header(path) is None:
+                journal.write_unused_headers(disk, path, generation)
+            sizes[path.name] = size
+    return sizes
 
 
 def _repair_segments(layout: Layout, disk: Disk, catalogue: Catalogue) -> list[str]:

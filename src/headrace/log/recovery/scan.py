@@ -1,14 +1,20 @@
 """Search of the journal for commits that are not in segments yet, and for damage. Applies nothing.
 
 A commit begins only after the one before it is written, and numbers have no gaps. So, unless the machine
-crashed, every commit before the last must be present. After a crash of the machine, only commits that a later
-frame reports as synced must be present. A missing or bad frame that must be present is damage. Any other bad
-frame is an unfinished write: its valid entries are taken, as long as each topic continues without a gap. So a
-damaged last frame costs only the damaged entries. Only the changes of a commit are taken together or not at
-all.
+crashed, every commit before the last must be present, and the last one too if its foot is intact: the system
+copies a write in its order. After a crash of the machine, only commits that a later frame reports as synced
+must be present. A missing or bad frame that must be present is damage. Any other bad frame is an unfinished
+write: its valid entries are taken, as long as each topic continues without a gap. So a damaged last frame
+costs only the damaged entries. Only the changes of a commit are taken together or not at all.
+
+A last frame with an intact foot and bad entries is in doubt if the machine crashed: the disk may have written
+the foot before the entries, or the entries of an acknowledged commit are damaged. Such a frame is taken like
+an unfinished one, and reported like damage. So is a last frame with parts of a batch: its staged files are
+still there, so the batch continues from them and nothing is lost.
 
 The catalogue names the journal files and their generation. A file may have held the newest commits of any
-topic if it is missing, or if it has lost both copies of its header and has no frame of that generation.
+topic if it is missing, or if it has lost both copies of its header and has no frame of that generation. A
+file has a header before the catalogue names it, so a file of zeros has lost both copies.
 """
 
 import sys
@@ -41,6 +47,8 @@ class JournalScan:
         self.damages: list[Problem] = []
         self.harmless: list[Problem] = []
         """Damage that loses nothing."""
+        self.doubtful: list[Problem] = []
+        """Bad entries of a last frame that may have been acknowledged, and are taken like unfinished ones."""
         self.unfinished: list[Problem] = []
         """Bad frames and entries that need not be present."""
         self.proven: set[int] = set()
@@ -59,13 +67,19 @@ class JournalScan:
         """Files that are not used again: the disk cannot read parts of them, or they have no header."""
         numbers = {number for file in self._files for number in file.sequences}
         self.last = max(numbers, default=0)
-        headers = [header for header in found.values() if header is not None]
+        headers = [header for header in found.values() if header is not None and header.first]
         # The catalogue knows the boot of its last server, unless the catalogue had to be rebuilt.
         boots = {meta.boot_id} if meta.boot_id else {header.boot_id for header in headers}
         clean = meta.clean and self.last <= meta.applied
         self.machine_crashed = not clean and boots != {boot_id}
         synced = max((file.synced for file in self._files), default=0)
-        self._vouched = synced if self.machine_crashed else self.last - 1
+        is_ended = any(self.last in file.ended for file in self._files)
+        is_batch = any(self.last in file.batched for file in self._files)
+        self._vouched = self.last if is_ended and not is_batch else self.last - 1
+        if self.machine_crashed:
+            self._vouched = synced
+        # Before a later frame, a bad frame is known not to have been acknowledged as synced.
+        self._in_doubt = self.last if is_ended and self.last > self._vouched else 0
         # A rebuilt catalogue does not know the last applied commit: all of the journal is read.
         first = min(numbers, default=1) if rebuilt else meta.applied + 1
         missing = self.missing = list(_gaps(numbers, first, self._vouched))
@@ -139,7 +153,7 @@ class JournalScan:
 
     def _judge_ends(self) -> None:
         """Keep the remains of frames at the end of a file that have no valid part."""
-        for file, after in pairwise(self._files):
+        for file, after in pairwise(file for file in self._files if file.first):
             if any(gap[0] < after.first and file.last < gap[-1] for gap in self.missing):
                 rest = load(file.path).data[file.end :]
                 length = max(len(bytes(rest).rstrip(b"\0")), journal.BLOCK_BYTES)
@@ -170,6 +184,11 @@ class JournalScan:
             if problem.entry is None:
                 self._lost_through = max(self._lost_through, number)
             self._report(problem, "damage: kept in quarantine")
+        elif number == self._in_doubt:
+            self.doubtful.append(problem)
+            self._lost_through = max(self._lost_through, number)
+            verdict = "damage to a commit that may have been acknowledged: kept in quarantine"
+            self._report(problem, verdict)
         else:
             self.unfinished.append(problem)
             self._report(problem, "never acknowledged: dropped")
@@ -201,9 +220,14 @@ class _File:
         """Bad frames, each with the number of the commit before it."""
         self.bad_entries: list[tuple[int, Problem]] = []
         """Bad entries, each with the number of its commit."""
+        self.ended: set[int] = set()
+        """Numbers of commits with bad entries whose frame was written to its end."""
+        self.batched: set[int] = set()
+        """Those of them that hold parts of a batch."""
         self.end = 0
         """Place in the file where the last frame ends."""
-        before = header.first - 1 if header is not None else 0
+        first = header.first if header is not None else 0
+        before = max(first - 1, 0)
         loaded = load(path)
         self.is_spent = loaded.unreadable or header is None
         for item in read_frames(path, entries=False, generation=meta.generation, loaded=loaded):
@@ -211,17 +235,20 @@ class _File:
                 self.sequences.append(item.sequence)
                 self.synced = max(self.synced, item.synced)
                 self.bad_entries += [(item.sequence, problem) for problem in item.problems]
+                if item.is_ended and any(not one.harmless for one in item.problems):
+                    self.ended.add(item.sequence)
+                    if any(map(_batch, item.entries)):
+                        self.batched.add(item.sequence)
                 before, self.end = item.sequence, item.end
             elif item.harmless:
                 self.header_problems.append(item)
             else:
                 self.bad_frames.append((before, item))
         self.last = max(self.sequences, default=0)
-        self.first = header.first if header is not None else min(self.sequences, default=0)
-        if header is None:
+        self.first = first or min(self.sequences, default=0)
+        if not first:
             # Bad frames before the first valid frame belong to the commits just before that frame's commit.
-            first = self.first - 1
-            self.bad_frames = [(before or first - 1, one) for before, one in self.bad_frames]
+            self.bad_frames = [(before or self.first - 2, one) for before, one in self.bad_frames]
         self.is_untrusted = header is None and self.last <= meta.applied
 
 
@@ -236,14 +263,14 @@ def _unapplied(
     firsts = sorted(header.first for header in headers.values() if header is not None)
     files = []
     for path, header in headers.items():
-        if header is not None:
+        if header is not None and header.first:
             later = [first for first in firsts if first > header.first]
             if later and later[0] <= meta.applied + 1:
                 continue
             if not meta.clean or header.first > meta.applied:
                 files.append(_File(path, header, meta))
-        elif not meta.clean and not _is_unused(path, meta):
-            files.append(_File(path, None, meta))
+        elif not meta.clean and (header is not None or not _is_unused(path, meta)):
+            files.append(_File(path, header, meta))
     return sorted(files, key=lambda file: file.first)
 
 
@@ -251,6 +278,8 @@ def _is_unused(path: Path, meta: DirectoryMeta) -> bool:
     """True if a file without a header holds no commits of the last server."""
     if meta.generation and path.name not in meta.journal_files:
         return True  # the file is no longer in use
+    if meta.journal_headers:
+        return False
     loaded = load(path)
     return loaded.is_blank and len(loaded.data) >= meta.journal_files.get(path.name, 0)
 
@@ -313,6 +342,9 @@ def _unbroken(
     """
     broken: set[int] = set() if whole else set(changed)
     broken_batches: set[bytes] = set()
+    if any(problem.entry is None and not problem.harmless for problem in frame.problems):
+        # A part of any batch may be among the lost entries: the parts of this frame are appended again.
+        broken_batches = {batch for batch in map(_batch, frame.entries) if batch is not None}
     kept: list[journal.Entry] = []
     for entry in frame.entries:
         batch = _batch(entry)

@@ -383,6 +383,7 @@ class JournalCheck:
         unknown = "neither copy of the file's header can be read"
         self.damages = [
             *(_damage(problem) for problem in scan.damages if not problem.entry),
+            *map(_damage, scan.doubtful),
             *map(_damage, scan.harmless),
             *(Damage(f"journal/{name}", "the file is missing") for name in scan.missing_files),
             *(Damage(f"journal/{path.name}", unknown) for path in scan.untrusted),

@@ -31,7 +31,7 @@ from headrace.log.disk import ATTEMPTS_MAX, RETRY_S
 from headrace.log.layout import Layout
 from headrace.log.read.index import HEADER_BYTES, decode_header
 from headrace.log.read.reader import segment_info
-from headrace.log.recovery.frames import read_header
+from headrace.log.recovery.frames import has_commits
 from headrace.log.saved_time import TIME_NAME, DamagedTimeError, read_time
 from headrace.log.store import Lag
 from headrace.log.verify.checks import (
@@ -115,7 +115,7 @@ def verify(
 
 
 def _is_in_use(layout: Layout) -> bool:
-    return any(_segment_files(layout)) or any(map(read_header, layout.journal_files()))
+    return any(_segment_files(layout)) or any(map(has_commits, layout.journal_files()))
 
 
 def _open(data_dir: Path) -> AbstractContextManager[Catalogue]:
@@ -128,6 +128,17 @@ def _open(data_dir: Path) -> AbstractContextManager[Catalogue]:
         except UnreadableCatalogueError:
             time.sleep(RETRY_S)
     return open_unchanged(data_dir)
+
+
+def _check_patiently(view: Catalogue) -> None:
+    """Check the catalogue; retry, because SQLite calls a page that it cannot read malformed."""
+    for _ in range(ATTEMPTS_MAX - 1):
+        try:
+            view.check()
+            return
+        except DamagedCatalogueError:
+            time.sleep(RETRY_S)
+    view.check()
 
 
 class _Check:
@@ -150,7 +161,7 @@ class _Check:
     ) -> None:
         view, report = self._view, self._report
         try:
-            view.check()
+            _check_patiently(view)
         except DamagedCatalogueError as error:
             report.damages.append(_of_file(FILE_NAME, error))
         lives = self._check_journal()
