@@ -10,6 +10,8 @@ from headrace.cli.common import options
 from headrace.cli.common.options import argument
 from headrace.cli.common.output import ProgressBar, moment, print_facts, print_table
 from headrace.cli.common.server import UnreachableError, request
+from headrace.cli.token import damage_of
+from headrace.log.layout import TOKENS_NAME
 from headrace.printing import counted, printable, printable_json, size
 
 if TYPE_CHECKING:
@@ -137,10 +139,14 @@ def verify(
     headrace verify
     headrace verify greetings --data-dir /var/lib/headrace
     """
+    from headrace.log.verify.checks import Damage
     from headrace.log.verify.verify import verify as check
 
     with ProgressBar() as bar:
         report = check(data.config.data_dir, topics or [], bar.advance_to)
+    if not topics and (reason := damage_of(data.config.data_dir)):
+        report.damages.append(Damage(TOKENS_NAME, reason))
+        report.damaged = True
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

@@ -56,6 +56,10 @@ def change(path: Path, disk: Disk, bytes_max: int, edit: Callable[[bytes | None]
         disk.unlink(draft)
         with disk.opened(draft, create=True, sync=True) as fd:
             os.fchmod(fd, 0o640 if known is None else path.stat().st_mode & 0o777)
+            if os.geteuid() == 0:
+                # The server has another user, which must be able to read what root has changed.
+                owner = (path if known is not None else path.parent).stat()
+                os.fchown(fd, owner.st_uid, owner.st_gid)
             disk.write(fd, [made], 0)
         disk.rename(draft, path)
         disk.sync_directory(path.parent)

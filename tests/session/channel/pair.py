@@ -16,8 +16,8 @@ from headrace.payload.channel import decode_message
 from headrace.payload.reducers import reducer
 from headrace.server.access import Access
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
-from headrace.server.diagnostics import Metrics
 from headrace.server.loop import Turns
+from headrace.server.metrics.metrics import Metrics
 from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
 from headrace.session.channel.membership import (
     Ended,
