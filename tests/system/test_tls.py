@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 
 import headrace
 from headrace import channels
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.view import parse_place
 from headrace.testing import ServerProcess, wait_until
 from tests.certificates import Authority, Certificate
 from tests.client.refusals import refused
@@ -165,6 +168,19 @@ def test_commands_take_the_authority_from_a_flag_or_the_environment(
     }
     done = headrace("subscribe", name, "--until-end", environ=environ)
     assert (done.returncode, done.stdout) == (0, "foo\n"), done.stderr
+
+
+def test_readers_and_tasks_of_spark_take_the_authority_too(
+    tls_server: ServerProcess, authority: Authority
+) -> None:
+    url = f"https://localhost:{tls_server.http[1]}"
+    with closing(HttpClient(parse_place(url, "", str(authority.own.certificate)))) as reader:
+        assert "topics" in reader.json("GET", "/v1/topics", {})
+    with (
+        closing(HttpClient(parse_place(url, ""), retry_s=0.0)) as stranger,
+        pytest.raises(ServerError, match="is from an unknown authority"),
+    ):
+        stranger.json("GET", "/v1/topics", {})
 
 
 @pytest.mark.parametrize("protocol", ["figg", "wombat"])
