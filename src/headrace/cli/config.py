@@ -108,6 +108,9 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Roles in JWTs, and the grants that they stand for."]
     for role in loaded.config.access.jwt.role:
         lines += _table_lines("access.jwt.role", role)
+    lines += ["", "# Grants of clients with a certificate of listen.tls.client_ca."]
+    for certificate in loaded.config.access.certificate:
+        lines += _table_lines("access.certificate", certificate)
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
@@ -129,6 +132,8 @@ def to_markdown() -> str:
     parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
     parts.append(_MARKDOWN_ROLES)
     parts.append(_markdown_table(TABLE_SETTINGS["access.jwt.role"].values()))
+    parts.append(_MARKDOWN_CERTIFICATES)
+    parts.append(_markdown_table(TABLE_SETTINGS["access.certificate"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
@@ -177,6 +182,13 @@ _MARKDOWN_ROLES = """\
 
 Roles of JSON Web Tokens, by the claim that `access.jwt.roles_claim` names, and the grants that each stands
 for. They can only be set in the file.
+"""
+
+_MARKDOWN_CERTIFICATES = """\
+## [[access.certificate]]
+
+Grants of clients with a certificate of `listen.tls.client_ca`. They can only be set in the file. A client
+is identified by its certificate until it shows a token. See [Operating](operating.md#tls).
 """
 
 _MARKDOWN_RULES = """\

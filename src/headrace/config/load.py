@@ -20,9 +20,10 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
+from headrace.access.certificates import CertificateRule
 from headrace.access.grants import configured, parse_all
 from headrace.config.jwt import JwtRole
-from headrace.config.protocols import AccessToken
+from headrace.config.protocols import AccessToken, CertificateGrants
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config.values import (
     JWT_ALGORITHMS,
@@ -98,6 +99,7 @@ TABLES = {
     "topics": TableKind(PrefixRule, "rules"),
     "access.token": TableKind(AccessToken, "tokens"),
     "access.jwt.role": TableKind(JwtRole, "tables"),
+    "access.certificate": TableKind(CertificateGrants, "rules"),
 }
 
 
@@ -139,6 +141,7 @@ def load(
         _check_role(role, origins["access.jwt.role"])
     for token in config.access.token:
         _check_grants(token, origins["access.token"])
+    _check_certificates(config, origins["access.certificate"])
     return Loaded(config, origins)
 
 
@@ -455,6 +458,20 @@ def _check_grants(token: AccessToken, origin: str) -> None:
         configured(token.grants, token.user)
     except BadGrantError as error:
         raise ConfigError(f"the token {quoted(token.name)}: {error} ({origin})") from None
+
+
+def _check_certificates(config: Config, origin: str) -> None:
+    rules = config.access.certificate
+    if rules and not config.listen.tls.client_ca:
+        raise ConfigError(
+            f"[[access.certificate]] ({origin}) needs listen.tls.client_ca: otherwise no client is asked "
+            "for a certificate"
+        )
+    for rule in rules:
+        try:
+            CertificateRule.parse(rule.match, rule.grants)
+        except BadGrantError as error:
+            raise ConfigError(f"[[access.certificate]]: {error} ({origin})") from None
 
 
 def _check_listeners(config: Config, origins: Mapping[str, str]) -> None:

@@ -18,8 +18,15 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
 
 from headrace.access import tokens
+from headrace.access.certificates import (
+    CertificateRule,
+    PeerCertificate,
+    grants_of,
+    principal_of,
+)
 from headrace.access.grants import Grant, Pattern, configured, parse_all
 from headrace.access.guesses import Guesses
 from headrace.access.operations import Member, Name, Operation
@@ -78,6 +85,13 @@ class Access:
         self._metrics = metrics
         self._key = secrets.token_bytes(32)
         self._settings = config.access
+        self._asks_for_certificates = bool(config.listen.tls.client_ca)
+        self._certificate_rules: list[CertificateRule] = []
+        self._by_certificate: WeakValueDictionary[PeerCertificate, Principal] = (
+            WeakValueDictionary()
+        )
+        self._certified: WeakSet[Principal] = WeakSet()
+        """Principals of certificates whose grants are still the same."""
         self._insecure_open = config.listen.insecure_open
         self._hosts = config.listen.hosts
         self._stored: Tokens = ()
@@ -143,6 +157,20 @@ class Access:
         delay_s = self._guesses.wrong(address, now_s)
         return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
 
+    def certified(self, certificate: PeerCertificate | None) -> Principal:
+        """Return the principal of a peer that has shown no token, but perhaps a certificate."""
+        if certificate is None or not self.is_on:
+            return self.anonymous
+        grants = grants_of(certificate, self._certificate_rules)
+        if not grants:
+            return self.anonymous
+        principal = self._by_certificate.get(certificate)
+        if principal is None:
+            principal = principal_of(certificate, grants)
+            self._by_certificate[certificate] = principal
+            self._certified.add(principal)
+        return principal
+
     # What
 
     def decide(self, principal: Principal, operation: Operation, name: Name) -> bool:
@@ -174,6 +202,8 @@ class Access:
         """False if the principal's credentials were revoked or changed."""
         if principal.kind in (Kind.OPEN, Kind.ANONYMOUS):
             return principal is self.anonymous
+        if principal.kind is Kind.CERTIFICATE:
+            return principal in self._certified
         return principal.kind is not Kind.TOKEN or principal in self._current
 
     # For how long
@@ -232,6 +262,7 @@ class Access:
             self._jwt = load_jwt(config.access.jwt)
         except ConfigError as error:
             logger.error("SIGHUP: the keys and rules of JWTs stay as they were: %s", error)
+        self._asks_for_certificates = bool(config.listen.tls.client_ca)
         self._take(_read(self._file))
         self._apply()
 
@@ -262,7 +293,7 @@ class Access:
 
     def _apply(self) -> None:
         settings = self._settings
-        self.is_on = self.is_on or _asks_for_control(settings)
+        self.is_on = self.is_on or self._asks_for_certificates or _asks_for_control(settings)
         before = {known.sha256: known for known in self._index}
         known = [
             KnownToken(
@@ -282,6 +313,12 @@ class Access:
         ]
         self._index = TokenIndex(kept, self._key)
         self._current = dict.fromkeys(self._index.principals)
+        rules = [CertificateRule.parse(one.match, one.grants) for one in settings.certificate]
+        self._certificate_rules = rules
+        for certificate, principal in list(self._by_certificate.items()):
+            if grants_of(certificate, rules) != principal.grants:
+                del self._by_certificate[certificate]
+                self._certified.discard(principal)
         grants = parse_all(settings.anonymous)
         if not self.is_on:
             self.anonymous = OPEN

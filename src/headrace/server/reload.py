@@ -15,6 +15,7 @@ from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
 ROLES = "access.jwt.role"
+CERTIFICATES = "access.certificate"
 RULES = "topics"
 
 _JOBS = "pipeline."
@@ -62,7 +63,12 @@ def merge(current: Config, wanted: Config) -> Reload:
     """Copy the settings that may change at runtime from `wanted` into `current`."""
     rules, waiting_rules = _merged_rules(current.topics, wanted.topics)
     values = {key: value_of(wanted, key) for key in SETTINGS if not key.startswith(_JOBS)}
-    values |= {TOKENS: wanted.access.token, ROLES: wanted.access.jwt.role, RULES: rules}
+    values |= {
+        TOKENS: wanted.access.token,
+        ROLES: wanted.access.jwt.role,
+        CERTIFICATES: wanted.access.certificate,
+        RULES: rules,
+    }
     different = [key for key, value in values.items() if value != value_of(current, key)]
     waiting = [key for key in different if key in SETTINGS and not SETTINGS[key].reloads]
     if bool(current.listen.tls.cert) is not bool(wanted.listen.tls.cert):

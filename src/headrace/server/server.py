@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import BatchEvents
 from headrace.config.protocols import LastState
 from headrace.config.settings import Config, old_names
+from headrace.config.values import LISTENERS
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
@@ -61,7 +61,8 @@ from headrace.server.metrics.readings import Instruments
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
 from headrace.server.reload import Hangup, LoadConfig, merge
-from headrace.server.tls import context as tls_context
+from headrace.server.tls.context import ServerTls
+from headrace.server.tls.context import load as load_tls
 from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.trace.tracing import Tracing
@@ -135,7 +136,7 @@ class Server:
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
         self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
-        tls = self._load_tls(config)
+        tls = self._tls = self._load_tls(config)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
         self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
@@ -242,7 +243,7 @@ class Server:
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
-        gate = self._gate = TlsGate(tls, connections.refused) if tls is not None else None
+        gate = self._gate = TlsGate(tls.context, connections.refused) if tls is not None else None
         for name, make in protocols.items():
             has_tls = config.listen.tls.covers(name)
             factory = gate.wrap(make) if gate is not None and has_tls else make
@@ -258,6 +259,7 @@ class Server:
             recovery,
             http_connections=lambda: self._http.connection_count,
             traces=lambda: self._tracing.count,
+            certificate_expiry=self._certificate_expiry,
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         app = make_app(
@@ -300,22 +302,34 @@ class Server:
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
 
-    def _load_tls(self, config: Config) -> ssl.SSLContext | None:
-        """Return the context of listeners with TLS; None without TLS. Raises `ConfigError`."""
+    def _load_tls(self, config: Config) -> ServerTls | None:
+        """Return the certificate of listeners with TLS; None without TLS. Raises `ConfigError`."""
         if not config.listen.tls.cert:
             return None
-        loaded = tls_context.load(config.listen.tls, time.time())
+        loaded = load_tls(config.listen.tls, time.time())
         for sentence in loaded.warnings:
             logger.warning("%s", sentence)
-        return loaded.context
+        return loaded
 
     def _reload_tls(self) -> None:
         """Use the certificate in the files from now on. A bad one changes nothing."""
         if self._gate is not None:
             try:
-                self._gate.context = self._load_tls(self._config) or self._gate.context
+                found = self._load_tls(self._config)
             except ConfigError as error:
                 logger.error("SIGHUP: the certificate in use stays: %s", error)
+            else:
+                assert found is not None, "TLS is not turned off while the server runs"
+                self._tls, self._gate.context = found, found.context
+
+    def _certificate_expiry(self) -> dict[str, float]:
+        """Return the time when the certificate of each listener with TLS expires, in seconds since 1970."""
+        covers = self._config.listen.tls.covers
+        return (
+            {}
+            if self._tls is None
+            else dict.fromkeys(filter(covers, LISTENERS), self._tls.expires_s)
+        )
 
     def _channel_rules(self) -> Callable[[str], ChannelRule]:
         """Return a function of a channel's name. Raises `ConfigError` for a reducer that cannot be loaded."""

@@ -6,6 +6,7 @@ Elsewhere: the decisions (`server/access.py`).
 """
 
 import asyncio
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -34,6 +35,9 @@ CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no credentials, because load balancers have none."""
+
+CERTIFICATE: Final = "headrace.certificate"
+"""Key of the peer's certificate in the ASGI scope of a request; its value is None without one."""
 
 _RIGHTS = "headrace.rights"
 """Key of the `Rights` in the ASGI scope of a request."""
@@ -123,7 +127,7 @@ class AccessGate:
         return None
 
     def _principal(self, scope: Scope, headers: Headers) -> Principal | Refused:
-        anonymous = self._access.anonymous
+        anonymous = self._access.certified(scope.get(CERTIFICATE))
         shown = headers.getlist("authorization")
         if scope["path"] in OPEN_PATHS or not self._access.is_on:
             return anonymous

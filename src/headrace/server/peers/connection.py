@@ -20,6 +20,7 @@ from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.peers.pause import Pause
+from headrace.server.tls.transport import peer_certificate
 from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
 
@@ -104,7 +105,7 @@ class Connection:
         self._hold_timer: asyncio.TimerHandle | None = None
         """Timer that ends the hold after a publish that would be refused again; None while not held."""
         self.principal = shared.access.anonymous
-        """Who the peer is. A handshake may set it before the connection is opened."""
+        """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
         self._denial: tuple[str, int] | None = None
@@ -127,6 +128,8 @@ class Connection:
             transport.abort()
             return
         shared.open.add(self)
+        if self.principal is shared.access.anonymous:
+            self.principal = shared.access.certified(peer_certificate(transport))
         shared.access.hold(self.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
