@@ -98,7 +98,7 @@ DOORS = {
     },
     ("server", "log"): {
         *("records", "store", "embedded", "layout", "disk", "saved_time"),
-        *("batch.staging", "read.index", "read.raw", "shared_file"),
+        *("batch.staging", "read.index", "read.raw", "quota", "shared_file"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

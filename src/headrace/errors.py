@@ -108,7 +108,7 @@ class ChannelError(HeadraceError):
     @property
     def retry(self) -> bool:
         """True if the same request can succeed later."""
-        return self.code in ("gap", "unavailable")
+        return self.code in ("gap", "unavailable", "over-rate")
 
 
 class ClientError(HeadraceError):

@@ -31,7 +31,7 @@ class Figg:
     def __init__(self, directory: Path, limits: Limits | None = None) -> None:
         journal = Journal(file_bytes=1 << 20, files=2)
         config = Config(data_dir=directory, journal=journal, limits=limits or Limits())
-        self.store = StepStore(config)
+        self.store = StepStore(self.configured(config))
         broker = Broker(self.store.store, self.store.runner, lambda reason: None)
         self.attached: list[str] = []
         subscribe = broker.subscribe
@@ -44,6 +44,10 @@ class Figg:
         self.connections = Connections(
             broker, config.limits, Metrics(), *open_to_all(self.store.store)
         )
+
+    def configured(self, config: Config) -> Config:
+        """Return the settings of the store."""
+        return config
 
     async def listen(self) -> None:
         loop = asyncio.get_running_loop()

@@ -111,6 +111,9 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Grants of clients with a certificate of listen.tls.client_ca."]
     for certificate in loaded.config.access.certificate:
         lines += _table_lines("access.certificate", certificate)
+    lines += ["", "# Limits of each connection, address and principal, and of single principals."]
+    for peer in loaded.config.limits.peer:
+        lines += _table_lines("limits.peer", peer)
     lines += [
         "",
         "# Settings of topics whose names begin with a prefix. The longest prefix wins.",
@@ -134,6 +137,8 @@ def to_markdown() -> str:
     parts.append(_markdown_table(TABLE_SETTINGS["access.jwt.role"].values()))
     parts.append(_MARKDOWN_CERTIFICATES)
     parts.append(_markdown_table(TABLE_SETTINGS["access.certificate"].values()))
+    parts.append(_MARKDOWN_PEERS)
+    parts.append(_markdown_table(TABLE_SETTINGS["limits.peer"].values()))
     parts.append(_MARKDOWN_RULES)
     parts.append(_markdown_table(RULE_SETTINGS.values()))
     parts.append(_MARKDOWN_BUILT_IN)
@@ -189,6 +194,15 @@ _MARKDOWN_CERTIFICATES = """\
 
 Grants of clients with a certificate of `listen.tls.client_ca`. They can only be set in the file. A client
 is identified by its certificate until it shows a token. See [Operating](operating.md#tls).
+"""
+
+_MARKDOWN_PEERS = """\
+## [[limits.peer]]
+
+Limits of each connection, of each address, of each principal, and of single principals, which come before
+those of each principal. They can only be set in the file. Without a value, or with 0, there is no limit. All
+limits apply: those of `[limits]`, of the connection, of its address and of its principal. A network of IPv6
+with 64 bits counts as one address. [Operating](operating.md#limits) shows how to use them.
 """
 
 _MARKDOWN_RULES = """\

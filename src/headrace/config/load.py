@@ -24,7 +24,7 @@ from headrace.access.certificates import CertificateRule
 from headrace.access.grants import configured, parse_all
 from headrace.config.jwt import JwtRole
 from headrace.config.protocols import AccessToken, CertificateGrants
-from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
+from headrace.config.settings import BUILT_IN_RULES, Config, PeerLimits, PrefixRule
 from headrace.config.values import (
     JWT_ALGORITHMS,
     NUMBER_MAX,
@@ -100,6 +100,7 @@ TABLES = {
     "access.token": TableKind(AccessToken, "tokens"),
     "access.jwt.role": TableKind(JwtRole, "tables"),
     "access.certificate": TableKind(CertificateGrants, "rules"),
+    "limits.peer": TableKind(PeerLimits, "tables"),
 }
 
 

@@ -20,6 +20,7 @@ from headrace.config.protocols import (
     LoguxSettings,
 )
 from headrace.config.values import (
+    BYTES,
     FILE,
     Address,
     HostNames,
@@ -27,6 +28,8 @@ from headrace.config.values import (
     Origins,
     ReaderNames,
     count,
+    no_limit,
+    rate,
     seconds,
     setting,
     size,
@@ -129,11 +132,96 @@ class Listen:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PeerLimits:
+    """Limits of one kind of peer, or of one peer. 0 means that there is no limit."""
+
+    of: str = setting(
+        MISSING,
+        "The peers that these limits are for: `connection`, `address` or `principal` for each of these on "
+        "its own, or one principal, such as `token:shipper`, whose limits replace those of `principal`.",
+        pattern=r"^(?:connection|address|principal|anonymous|(?:token|jwt|cert|app):[^\x00-\x1f]{1,255})\Z",
+        allowed="connection, address, principal, or a principal such as token:NAME, jwt:NAME or cert:NAME",
+        reloads=True,
+    )
+    records_per_s: int | None = rate("Records that may be published per second.", "records")
+    bytes_per_s: int | None = rate("Bytes that may be published per second.", BYTES)
+    topics_per_s: int | None = rate("Topics that publishes may create per second.", "topics")
+    connections_max: int | None = rate("Maximum number of open connections.", "connections")
+    subscriptions_max: int | None = rate(
+        "Maximum number of subscriptions, named readers and joined channels.", "subscriptions"
+    )
+    waiting_max: int | None = rate(
+        "Maximum number of HTTP requests that wait for news at the same time.", "requests"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     connections_max: int = count(
         10_000,
         "Maximum number of open connections. The server closes further ones at once.",
         "connections",
+    )
+    records_per_s: int = no_limit(
+        "Records that all clients together may publish per second. The server reads no more of a publisher "
+        "until its turn comes; a second's worth may come at once.",
+        "records",
+    )
+    bytes_per_s: int = no_limit(
+        "Bytes that all clients together may publish per second, in the same way.", BYTES
+    )
+    topics_per_s: int = no_limit(
+        "Topics that publishes of all clients together may create per second, in the same way.",
+        "topics",
+    )
+    topics_max: int = no_limit(
+        "Maximum number of topics. The server refuses publishes that would create further ones.",
+        "topics",
+    )
+    channels_max: int = no_limit(
+        "Maximum number of channels that have a log. The server refuses to create further ones.",
+        "channels",
+    )
+    subscriptions_max: int = no_limit(
+        "Maximum number of subscriptions, named readers and joined channels of all connections.",
+        "subscriptions",
+    )
+    waiting_max: int = no_limit(
+        "Maximum number of HTTP requests that wait for news at the same time.",
+        "requests",
+        default=1_000,
+    )
+    held_bytes_max: int = size(
+        256 * 1024 * 1024,
+        "Maximum memory for publishes that wait for a rate or a quota. Above it, the server reads nothing "
+        "more of such publishers, not even PINGs.",
+        ge=4096,
+    )
+    output_total_bytes_max: int = size(
+        1024 * 1024 * 1024,
+        "Maximum output queued for all connections. Above it, live subscribers whose connection is slow go "
+        "back to reading the log.",
+        ge=4096,
+    )
+    admitted_max: int = count(
+        32,
+        "Maximum number of new connections of Figg and WebSocket that the server accepts before other "
+        "connections have their turn.",
+        "connections",
+    )
+    authentication_s: float = seconds(
+        10.0,
+        "Time in which a peer that needs credentials must show them.",
+        gt=0,
+        le=3600,
+    )
+    authentication_bytes_max: int = size(
+        65_536,
+        "Maximum size of what such a peer may send before.",
+        ge=1024,
+    )
+    peer: tuple[PeerLimits, ...] = setting(
+        (), "Limits of each connection, address and principal, and of single principals."
     )
     topics_attached_max: int = count(
         1_000, "Maximum number of topics that one connection may attach to.", "topics"
@@ -297,6 +385,12 @@ class PrefixRule:
     )
     retention_wait_for: ReaderNames | None = setting(
         None, "As `retention.wait_for`, for these topics.", reloads=True
+    )
+    quota_bytes: int | None = size(
+        None,
+        "Maximum size of all these topics together. Publishers wait until records are deleted. "
+        "0 means that there is no limit.",
+        reloads=True,
     )
     segment_bytes: int | None = size(None, "As `segment.bytes`, for these topics.", ge=64)
     reducer: str | None = setting(

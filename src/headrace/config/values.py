@@ -40,6 +40,10 @@ def setting(
     return field(default=default, metadata={**facts, "allowed": allowed, "bounds": Meta(**bounds)})
 
 
+SECONDS = "seconds"
+BYTES = "bytes"
+
+
 def seconds(
     default: float | None,
     doc: str,
@@ -65,8 +69,15 @@ def count(default: int, doc: str, of: str, *, ge: int = 1, le: int = 1_000_000) 
     return setting(default, doc, of, ge=ge, le=le)
 
 
-SECONDS = "seconds"
-BYTES = "bytes"
+def no_limit(doc: str, of: str, *, default: int = 0) -> Any:
+    """Describe a number of things that has no limit if it is 0."""
+    return setting(default, f"{doc} 0 means that there is no limit.", of, ge=0, le=NUMBER_MAX)
+
+
+def rate(doc: str, of: str) -> Any:
+    """Describe a limit of one kind of peer. None leaves it to less specific limits."""
+    return setting(None, doc, of, reloads=True, ge=0, le=NUMBER_MAX)
+
 
 _UNITS: dict[str, dict[str, float]] = {
     SECONDS: {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 604_800},

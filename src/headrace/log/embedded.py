@@ -34,6 +34,7 @@ from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
 from headrace.log.disk import DISK_FULL, Disk, is_full
 from headrace.log.layout import Layout
+from headrace.log.quota import Quotas, TopicCounts
 from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
 from headrace.log.read.segment import Segments
 from headrace.log.store import (
@@ -114,6 +115,10 @@ class EmbeddedStore(ReadSide):
         self.forget = handles.drop
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
+        self.quotas = Quotas()
+        self._set_quotas()
+        counts = self._topic_counts = TopicCounts(self._catalogue.count)
+        self.count_topics = counts.of
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
         self.on_commit: Callable[[CommitFacts], None] = lambda facts: None
@@ -178,8 +183,17 @@ class EmbeddedStore(ReadSide):
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
+    def exists(self, name: str) -> bool:
+        """True if a topic exists, or the first records for it wait for their commit."""
+        topic = self.look(name)
+        return topic.exists or self._is_pending(topic)
+
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        self._next_commit().append(batches, done)
+        gathering = self._next_commit()
+        if self.quotas.meters:
+            for topic, records in batches.items():
+                self.quotas.appending(topic.name, records)
+        gathering.append(batches, done)
 
     def append_once(
         self,
@@ -197,6 +211,7 @@ class EmbeddedStore(ReadSide):
                 self._runner.soon(partial(done, known))
                 return
             self._next_commit().append_once(once)
+            self.quotas.appending(topic.name, records)
         self._producers.wait(once, done)
 
     # Requests of batches
@@ -211,6 +226,8 @@ class EmbeddedStore(ReadSide):
         if not self._failure:
             topics = [(self._handles.get(part.block.topic), part) for part in parts]
             self._next_commit().append_parts(topics, end, done)
+            for topic, part in topics:
+                self.quotas.appending(topic.name, (part.block.data,))
 
     def trim(self, topic: Topic, position: Position, done: Callable[[], None]) -> None:
         assert topic.exists and position.offset <= topic.end_offset
@@ -239,6 +256,7 @@ class EmbeddedStore(ReadSide):
         assert trim is None or trim.offset <= topic.end_offset
         gathering = self._next_commit()
         self._notes.put(notes)
+        self.quotas.appending(topic.name, records)
         gathering.change(topic, list(records), notes, trim, destroy, done)
 
     # Cursors
@@ -408,7 +426,10 @@ class EmbeddedStore(ReadSide):
         """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
         total = 0
-        for topic, _, end, ordinal, ms, records, entries in encoded.appended:
+        has_quotas = bool(self.quotas.meters)
+        for topic, offset, end, ordinal, ms, records, entries in encoded.appended:
+            if has_quotas:
+                self.quotas.appended(topic.name, end - offset)
             topic.tail += entries
             topic.end_offset = end
             count = len(records)
@@ -418,10 +439,13 @@ class EmbeddedStore(ReadSide):
             if topic.durability is Durability.MEMORY:
                 self._bound_memory(topic)
         for topic in encoded.created:
+            self._topic_counts.add(topic.name, 1)
             self._handles.created(topic)
         for trim in commit.trims:
-            _trimmed(trim.topic, trim.position)
+            self._trimmed(trim.topic, trim.position)
         for topic in commit.destroyed:
+            self._topic_counts.add(topic.name, -topic.exists)
+            self.quotas.deleted(topic.name, topic.start, topic.end)
             _destroyed(topic)
             self._handles.destroyed(topic)
         for name, reader, position in commit.cursors:
@@ -454,7 +478,15 @@ class EmbeddedStore(ReadSide):
         while topic.end_offset - tail_start(topic) > limit and len(topic.tail) > 1:
             del topic.tail[0]
             run = read_tail(topic, 0, 1)[0]
-            _trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
+            self._trimmed(topic, Position(topic.epoch, run.offset, run.ordinal))
+
+    def _trimmed(self, topic: Topic, position: Position) -> None:
+        if position.offset > topic.start_offset:
+            self.quotas.deleted(topic.name, topic.start, position)
+            topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
+            topic.segments = None  # some are deleted, and many topics are never read again
+            if topic.durability is Durability.MEMORY:
+                drop_tail(topic, position.offset)
 
     def _fail(self, reason: str) -> None:
         """Accept no more requests: recovery must find out what a failed write left on disk."""
@@ -468,6 +500,12 @@ class EmbeddedStore(ReadSide):
         """Use new limits; no other settings change while the store is open."""
         self._config = config
         self.staging.limits = config.limits
+        self._set_quotas()
+
+    def _set_quotas(self) -> None:
+        rules = self._config.topics
+        quotas = {one.prefix: one.quota_bytes for one in rules if one.quota_bytes}
+        self.quotas.set(quotas, self._handles.kept)
 
     def tick(self, now_s: float) -> None:
         """Hand an old file to the applier, and retry a commit that waits. Called several times a second."""
@@ -566,14 +604,6 @@ def _explained(error: BaseException) -> str:
             "be lost; free some space, and start the server again"
         )
     return str(error)
-
-
-def _trimmed(topic: Topic, position: Position) -> None:
-    if position.offset > topic.start_offset:
-        topic.start_offset, topic.start_ordinal = position.offset, position.ordinal
-        topic.segments = None  # some are deleted, and many topics are never read again
-        if topic.durability is Durability.MEMORY:
-            drop_tail(topic, position.offset)
 
 
 def _destroyed(topic: Topic) -> None:

@@ -13,6 +13,7 @@ from typing import NamedTuple, Protocol, TypeVar
 import msgspec
 
 from headrace.errors import HeadraceError
+from headrace.log.quota import Quotas
 from headrace.log.records import split_records
 from headrace.model import LAKE_READER, RECORD_HEADER_BYTES, Durability, Position, Span
 
@@ -301,6 +302,14 @@ class Store(Protocol):
     never used twice, not even by a later process."""
     note_bytes_max: int
     """Size limit of a note's key and value together."""
+
+    quotas: Quotas
+
+    def count_topics(self, prefix: str) -> int:
+        """Return the number of topics: of all if the prefix is empty, or of channels."""
+
+    def exists(self, name: str) -> bool:
+        """True if a topic exists, or the first records for it wait for their commit."""
 
     def watch(self, changed: Callable[[], None]) -> None:
         """Call `changed` whenever `version` has changed, for the lifetime of the store."""

@@ -20,14 +20,20 @@ from headrace.printing import quoted
 from headrace.server.access import MISDIRECTED, bearer
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
+from headrace.server.peers.admission import Admission
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.tally import Who
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """Time in which a request must arrive."""
 HANDSHAKES_MAX = 1024
-"""Connections without a complete request. Further ones are closed at once, which bounds their memory."""
+"""Connections without a complete request, which bounds their memory. Further ones are closed at once."""
+HANDSHAKES_PAUSE = 768
+"""Such connections above which no further ones are accepted: they wait in the kernel's queue."""
+HANDSHAKES_RESUME = 512
+"""Such connections below which further ones are accepted again."""
 URL_BYTES_MAX = 8 * 1024
 """Longest URL on this listener."""
 ORIGIN_MAX = 300
@@ -58,6 +64,20 @@ class Door:
         """Route of each protocol, by its path in the form that people read in answers."""
         self.origins = origins
         self.waiting = 0
+        """Connections without a complete request."""
+        self.admission: Admission | None = None
+
+    def began(self) -> None:
+        """Count a connection whose request has not arrived."""
+        self.waiting += 1
+        if self.waiting == HANDSHAKES_PAUSE and self.admission is not None:
+            self.admission.pause()
+
+    def ended(self) -> None:
+        """Count one of them less: its request has arrived, or it is over."""
+        self.waiting -= 1
+        if self.waiting == HANDSHAKES_RESUME - 1 and self.admission is not None:
+            self.admission.resume()
 
 
 class _Answer(RequestRefusedError):  # noqa: N818
@@ -91,7 +111,7 @@ class Handshake(asyncio.Protocol):
             self._refused("too many handshakes at once")
             self._transport.abort()
             return
-        self._door.waiting += 1
+        self._door.began()
         self._timer = self._door.shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -175,11 +195,11 @@ class Handshake(asyncio.Protocol):
             # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
             self._refused(why)
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
-        if shared.refuses_new:
-            why = "the server is stopping" if shared.draining else "connections_max is reached"
+        address = peer_name(self._transport).rpartition(":")[0]
+        principal = self._principal()
+        if why := shared.why_refused(Who.of(address, principal)):
             self._refused(why)
             raise _Answer(503, why)
-        principal = self._principal()
         connection = make()
         connection.principal = principal
         return connection
@@ -297,7 +317,7 @@ class Handshake(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._door.waiting -= 1
+            self._door.ended()
 
 
 def _token_in(text: str) -> str:

@@ -23,7 +23,8 @@ from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 1024
+BACKLOG = 4096
+"""Connections that wait to be accepted. The system may have a lower limit (`net.core.somaxconn`)."""
 
 _FIRST_DESCRIPTOR = 3
 _VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")

@@ -16,6 +16,7 @@ from headrace.config.settings import Config, PrefixRule
 TOKENS = "access.token"
 ROLES = "access.jwt.role"
 CERTIFICATES = "access.certificate"
+PEERS = "limits.peer"
 RULES = "topics"
 
 _JOBS = "pipeline."
@@ -67,6 +68,7 @@ def merge(current: Config, wanted: Config) -> Reload:
         TOKENS: wanted.access.token,
         ROLES: wanted.access.jwt.role,
         CERTIFICATES: wanted.access.certificate,
+        PEERS: wanted.limits.peer,
         RULES: rules,
     }
     different = [key for key, value in values.items() if value != value_of(current, key)]

@@ -53,12 +53,13 @@ from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.http.topics import LongPolls
-from headrace.server.listeners import BACKLOG, address_of, open_listeners
+from headrace.server.listeners import address_of, open_listeners
 from headrace.server.logux.connection import Logux
 from headrace.server.loop import LoopRunner
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.metrics.readings import Instruments
 from headrace.server.metrics.scrape import Scrapes
+from headrace.server.peers.admission import Admission
 from headrace.server.peers.connections import Connections
 from headrace.server.reload import Hangup, LoadConfig, merge
 from headrace.server.tls.context import ServerTls
@@ -124,7 +125,7 @@ class Server:
         """Resolved with the exit code when the server has to stop."""
         self._metrics = Metrics()
         self._failure = ""
-        self._listeners: list[asyncio.Server] = []
+        self._listeners: list[Admission] = []
         self._manager = notify.ServiceManager(os.environ)
 
     async def start(self) -> None:
@@ -247,8 +248,12 @@ class Server:
         for name, make in protocols.items():
             has_tls = config.listen.tls.covers(name)
             factory = gate.wrap(make) if gate is not None and has_tls else make
-            listener = await self._loop.create_server(factory, sock=sockets[name], backlog=BACKLOG)
-            self._listeners.append(listener)
+            admission = Admission(
+                self._loop, sockets[name], factory, lambda: connections.limits.admitted_max
+            )
+            self._listeners.append(admission)
+            if name == "ws":
+                door.admission = admission
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
         instruments = Instruments(
@@ -443,7 +448,7 @@ class Server:
         diagnostics.set_level(config)
         self._access.reload(config)
         self._door.origins = config.listen.origins
-        self._connections.limits = self._connections.refusals.limits = config.limits
+        self._connections.configure(config.limits)
         self._http_shared.connections_max = config.limits.connections_max
         self._requests.bytes_max = config.limits.requests_bytes_max
         self._store.reload(config)

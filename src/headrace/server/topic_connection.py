@@ -5,7 +5,8 @@ Elsewhere: the wire formats, and how much is written when (`peers/connection.py`
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import cast
 
 from headrace.access.operations import Operation
@@ -17,9 +18,10 @@ from headrace.model import Position, Refusal, RefusedPublish
 from headrace.printing import quoted
 from headrace.server.access import asked_for
 from headrace.server.listeners import recognise
-from headrace.server.peers.connection import Connection
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES, Connection
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import HeardConnection, HeardConnections
 from headrace.session.figg import FiggServerSession
 from headrace.session.server import (
@@ -39,6 +41,16 @@ logger = logging.getLogger(__name__)
 
 _LARGE_READ_BYTES = 1 << 17
 """Size from which a read means that more data waits. uvloop reads at most 250 KiB at once."""
+
+
+_RECORD_OVERHEAD_BYTES = 112
+"""Memory for a pending record, and for its number, besides its bytes."""
+_NAME_MEMORY_BYTES = 1536
+"""Memory for a pending batch of one topic, with the topic's name, besides its records."""
+
+
+def _bytes_of(batches: Iterable[list[bytes]]) -> int:
+    return sum(map(len, chain.from_iterable(batches)))
 
 
 def _records_encoding(encode: Callable[[readers.Records], bytes]) -> Encode:
@@ -133,6 +145,23 @@ class TopicConnection(Connection):
 
     # Publishes and subscriptions
 
+    def _cost(self, command: object, size: int) -> Cost | None:
+        if not isinstance(command, Publish):
+            return None
+        batches = command.records.values()
+        return Cost(sum(map(len, batches)), _bytes_of(batches), command.records)
+
+    def _weight(self, command: object, size: int) -> int:
+        if not isinstance(command, Publish):
+            return super()._weight(command, min(size, _NAME_MEMORY_BYTES))
+        batches = command.records.values()
+        return (
+            _bytes_of(batches)
+            + _RECORD_OVERHEAD_BYTES * sum(map(len, batches))
+            + _NAME_MEMORY_BYTES * len(batches)
+            + COMMAND_OVERHEAD_BYTES
+        )
+
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
         if self.principal is not OPEN:
@@ -141,6 +170,10 @@ class TopicConnection(Connection):
                 if publishable.get(topic) is not True and not self._may_publish(topic):
                     self._forbid_publish(command, topic)
                     return
+        if why := self._shared.why_not_created(records):
+            refused = RefusedPublish(Refusal.TOPICS_MAX, unit.lowest)
+            self._refuse(self._session.refuse_publish(why, websocket.POLICY_VIOLATION, refused))
+            return
         self._shared.metrics.count("records_published_total", sum(map(len, records.values())))
         try:
             self._shared.broker.publish(records, lambda: self._stored(unit, size))
@@ -171,16 +204,19 @@ class TopicConnection(Connection):
         self._subscriptions[command.topic] = self._shared.broker.subscribe(
             self, command.topic, command.offset, type(self).encode, command.epoch
         )
+        self._count_subscriptions()
 
     def _has_room(self, topic: str) -> bool:
         """End the topic's subscription or claim, or check that one more is allowed. False after a refusal."""
         if self._ends(topic):
             return True
-        attached = len(self._subscriptions or ()) + len(self._claims or ())
-        if attached < self._shared.limits.topics_attached_max:
-            return True
-        self._refuse(self._session.refuse("topics_attached_max is reached"))
-        return False
+        why = self._why_not_subscribed()
+        if self._subscription_count >= self._shared.limits.topics_attached_max:
+            self._shared.metrics.count_limit("topics_attached_max")
+            why = "topics_attached_max is reached"
+        if why:
+            self._refuse(self._session.refuse(why))
+        return not why
 
     def _ends(self, topic: str) -> bool:
         """End the subscription or the claim of a topic. Return False if there is none."""
@@ -189,6 +225,7 @@ class TopicConnection(Connection):
             return True
         if self._claims and topic in self._claims:
             self._shared.readers.release(self._claims.pop(topic))
+            self._count_subscriptions()
             return True
         return False
 
@@ -227,6 +264,7 @@ class TopicConnection(Connection):
         if self._claims is None:
             self._claims = {}
         self._claims[command.topic] = claim
+        self._count_subscriptions()
         try:
             self._shared.readers.enter(claim)
         except BadReaderNameError as error:
@@ -262,6 +300,7 @@ class TopicConnection(Connection):
     def reader_lost(self, claim: Claim, reason: str, refused: bool) -> None:
         if self._claims and self._claims.get(claim.topic) is claim:
             del self._claims[claim.topic]
+            self._count_subscriptions()
         code = readers.REFUSED if refused else readers.SUPERSEDED
         self._session.tell_reader(readers.Lost(claim.topic, code, reason))
         self._answer_soon()
@@ -326,6 +365,7 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
                 self.handle([self._session.refuse(stranger.reason)], len(data))
                 return
         self.handle(self._session.receive_data(data), len(data) - self._session.unread_bytes)
+        self.heard(len(data))
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
 
@@ -407,6 +447,6 @@ class WombatConnection(TopicConnection, HeardConnection):
 
     def _reads_again(self, why: int) -> None:
         # The peer's PING may be behind all the data that was not read.
-        if why & (Pause.PUBLISHES | Pause.COMMANDS):
+        if why & (Pause.PUBLISHES | Pause.COMMANDS | Pause.HELD):
             self._session.heard(self._shared.loop.time())
             self._move_to_end()

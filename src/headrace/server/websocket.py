@@ -249,6 +249,7 @@ class _Frames(ServerListener):
             self._messages.clear()
             self.connection.traced(messages)
             self.connection.messages_received(messages)
+            self.connection.heard(sum(map(len, messages)))
 
     def _other(self, frame: WSFrame, payload: bytes) -> None:
         kind = frame.msg_type

@@ -18,6 +18,7 @@ from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
 from tests.server.http.open_gate import gated
+from tests.server.http.open_limits import open_limits
 from tests.system.support import metrics
 
 SETTINGS = ("limits.staged_bytes_max=8000000",)
@@ -252,7 +253,7 @@ async def test_a_batch_that_takes_long_is_answered_before_it_is_done(tmp_path, m
     monkeypatch.setattr(api_batches, "ANSWER_S", 0.05)
     store = StepStore(Config(data_dir=tmp_path / "data"))
     staged = store.stage(("t", [b"one", b"two"]))
-    app = gated(api_batches.BatchesApi(store.store, Metrics()).routes())
+    app = gated(api_batches.BatchesApi(store.store, Metrics(), open_limits()).routes())
     body = {"producer": "p", "number": 0, "staged": [staged]}
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(app), base_url="http://localhost"
@@ -280,7 +281,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
     app = gated(
-        api_batches.BatchesApi(store.store, Metrics()).routes(),
+        api_batches.BatchesApi(store.store, Metrics(), open_limits()).routes(),
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
     shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)

@@ -20,14 +20,16 @@ from headrace.broker.channel.member import Batch, OutgoingMessage, Receive
 from headrace.errors import ChannelError, StoreFailedError
 from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import Content, StoredMessage, encode_message
-from headrace.server.http import channels as api_channels
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.gate import Rights
+from headrace.server.http.limits import OverLimitError
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel.world import NAME, World
 from tests.server.http.open_gate import no_access_control
+from tests.server.http.open_limits import open_limits
 
 WAIT_S = 30
+WAITING_MAX = 2
 RAW = (b"accept", b"application/octet-stream")
 
 
@@ -74,7 +76,7 @@ def world() -> World:
 
 @pytest.fixture
 def api(world: World) -> ChannelsApi:
-    return ChannelsApi(world.channels)
+    return ChannelsApi(world.channels, open_limits(WAITING_MAX))
 
 
 def send(world: World, number: int = 1) -> None:
@@ -113,12 +115,12 @@ async def test_what_comes_while_it_is_looked_is_not_missed(
 
 
 async def test_who_hangs_up_frees_its_place_at_once(
-    api: ChannelsApi, monkeypatch: pytest.MonkeyPatch
+    api: ChannelsApi,
 ) -> None:
-    monkeypatch.setattr(api_channels, "WAITING_MAX", 2)
     first, second = await Poll(api).begun(), await Poll(api).begun()
-    refused = await refusal(Poll(api))
-    assert refused == ("unavailable", "2 requests wait for messages already")
+    with pytest.raises(OverLimitError, match="waiting_max is reached: ask again") as caught:
+        await Poll(api).answer()
+    assert caught.value.headers == {"Retry-After": "1"}
     first.hang_up()
     await first.answer()
     third = await Poll(api).begun()
@@ -127,13 +129,13 @@ async def test_who_hangs_up_frees_its_place_at_once(
         await one.answer()
 
 
-async def test_who_need_not_wait_takes_no_place(
-    api: ChannelsApi, world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(api_channels, "WAITING_MAX", 0)
+async def test_who_need_not_wait_takes_no_place(api: ChannelsApi, world: World) -> None:
+    waiting = [await Poll(api).begun() for _ in range(WAITING_MAX)]
     assert (await Poll(api, wait_s=0).answer()).status_code == 200
     send(world)
     assert (await Poll(api).answer()).status_code == 200
+    for one in waiting:
+        await one.answer()
 
 
 async def test_a_log_that_has_failed_may_be_asked_again(

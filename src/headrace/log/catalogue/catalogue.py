@@ -261,6 +261,13 @@ class Catalogue:
         past = prefix + b"\xff" * RESERVED_TOPIC_BYTES_MAX  # UTF-8 never contains this byte
         return self._all(TopicRow, f"WHERE name {bound} ? AND name < ? ORDER BY name", first, past)
 
+    def count(self, prefix: str) -> int:
+        """Return the number of topics with a prefix."""
+        if not prefix:
+            (count,) = self._db.execute("SELECT count(*) FROM topics").fetchone()
+            return int(count)
+        return sum(1 for _ in self.topics(prefix.encode()))
+
     def segments(self, topic_id: int) -> list[SegmentRow]:
         return list(self._all(SegmentRow, "WHERE topic_id = ? ORDER BY base", topic_id))
 

@@ -22,6 +22,7 @@ from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
 from headrace.log.commit.commit import NumberedAppend
 from headrace.log.commit.journal import RECENT_MAX, Recent
+from headrace.log.quota import Kept
 from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
 from headrace.model import Durability, Position
 
@@ -110,6 +111,17 @@ class Handles:
             self._known.get(name) or self._load(name, rows[name])
             for name in sorted(unlisted | rows.keys())[:limit]
         ]
+
+    def kept(self, prefix: str) -> Iterator[Kept]:
+        """Yield what is kept of each topic with this prefix."""
+        for row in self._catalogue.topics(prefix.encode()):
+            name = row.name.decode()
+            topic = self._known.get(name) or self._load(name, row)
+            if name not in self._unlisted and topic.exists:
+                yield Kept(name, topic.start, topic.end)
+        for name, topic in self._unlisted.items():
+            if name.startswith(prefix):
+                yield Kept(name, topic.start, topic.end)
 
     def _load(self, name: str, row: TopicRow | None) -> Topic:
         topic = Topic(name, self._rule(name).durability)

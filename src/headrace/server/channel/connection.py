@@ -17,9 +17,10 @@ from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Refused, token_in
-from headrace.server.peers.connection import PUBLISHABLE_MAX
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES, PUBLISHABLE_MAX
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
 from headrace.session.server import Close
@@ -31,6 +32,7 @@ FETCH_MESSAGES_MAX = 500
 LARGE_REQUESTS_MAX = 32
 """Pending requests of one connection that have a few bytes, but whose answers may have a megabyte."""
 
+_MEMORY_PER_BYTE = 4
 _PUSHED_BYTES_MAX = 1 << 16
 """Bytes of messages that are pushed before the transport is asked if it has room for more."""
 
@@ -105,6 +107,8 @@ class ChannelConnection(PingedConnection):
         if self._owes_much:
             assert self._commands is not None
             self._commands.appendleft((command, size))
+            if self._held_bytes:
+                self._hold(self._weight(command, size))
             return
         message = command.message
         self._session.unanswered += 1
@@ -125,12 +129,29 @@ class ChannelConnection(PingedConnection):
             elif type(message) is wire.Send:
                 channel, member = self._member(message.channel)
                 assert command.content is not None
+                self._check_creation(message.channel)
                 accepted = partial(self._accepted, message, size)
                 channel.send(member, message.number, command.content, accepted)
             else:
                 self._carry(command, size)
         except ChannelError as error:
             self._refuse_request(message, size, error)
+
+    def _cost(self, command: object, size: int) -> Cost | None:
+        if not isinstance(command, Request) or type(command.message) is not wire.Send:
+            return None
+        name = command.message.channel
+        if name in self._joining or self._owes_much:
+            return None  # it is not carried out yet
+        assert command.content is not None
+        return Cost(1, len(command.content.data), (CHANNEL_PREFIX + name,))
+
+    def _weight(self, command: object, size: int) -> int:
+        return _MEMORY_PER_BYTE * size + COMMAND_OVERHEAD_BYTES
+
+    @property
+    def _subscription_count(self) -> int:
+        return len(self._joined)
 
     def _joining_over(self, name: str) -> None:
         waiting = self._joining.pop(name, ())
@@ -145,6 +166,8 @@ class ChannelConnection(PingedConnection):
         else:
             # Later requests for the same channel must come after these.
             self._commands.extendleft(reversed(waiting))
+            if self._held_bytes:
+                self._hold(sum(self._weight(*one) for one in waiting))
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
         access, token = self._shared.access, token_in(command.token)
@@ -260,6 +283,7 @@ class ChannelConnection(PingedConnection):
     def _leave(self, message: wire.Leave, say: Say) -> None:
         name, processor = message.channel, self._session.processor
         self._joined.pop(name, None)
+        self._count_subscriptions()
         self._stalled.pop(name, None)
         channel = self.hub.channels.get(name)
         left = {"type": "left", "channel": name}
@@ -275,19 +299,30 @@ class ChannelConnection(PingedConnection):
             raise ChannelError("not-joined", f"join channel {name!r} first, on this connection")
         return channel, member
 
+    def _check_creation(self, name: str) -> None:
+        """Raise ChannelError if the channel has no log, and no further one may be created."""
+        if why := self._shared.why_not_created((CHANNEL_PREFIX + name,)):
+            raise ChannelError("too-many", why)
+
     def _join(self, message: wire.Join, say: Say, refuse: Refuse) -> None:
         name = message.channel
         limit = self._shared.limits.topics_attached_max
         is_new = name not in self._joined
         if is_new and len(self._joined) >= limit:
+            self._shared.metrics.count_limit("topics_attached_max")
             raise ChannelError("too-many", f"a connection may join {limit} channels")
+        if is_new and (why := self._why_not_subscribed()):
+            raise ChannelError("too-many", why)
+        self._check_creation(name)
         channel = self.hub.channels.get(name)
         self._joined[channel.name] = channel  # the channel's own string, to save memory
+        self._count_subscriptions()
         self._joining[channel.name] = []
 
         def refused(error: ChannelError) -> None:
             if is_new:
                 self._joined.pop(name, None)
+                self._count_subscriptions()
                 self.hub.channels.rest(channel)
             refuse(error)
             self._joining_over(name)
@@ -369,6 +404,7 @@ class ChannelConnection(PingedConnection):
 
     def ended(self, channel: str, reason: str) -> None:
         self._joined.pop(channel, None)
+        self._count_subscriptions()
         self._stalled.pop(channel, None)
         self._session.say({"type": "left", "channel": channel, "reason": reason})
         self._answer_soon()

@@ -27,7 +27,8 @@ from headrace.server.access import Access
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.gate import AccessGate, check_server, refused
+from headrace.server.http.gate import CHANNELS, AccessGate, check_server, refused
+from headrace.server.http.limits import HttpLimits, OverLimitError
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
@@ -63,15 +64,15 @@ def make_app(
     scrapes: Scrapes,
     tracing: Tracing,
 ) -> Starlette:
-    broker = connections.broker
+    broker, limits = connections.broker, HttpLimits(connections)
     return Starlette(
         routes=[
             *_StateApi(connections, clock, facts, scrapes).routes(),
-            *TopicsApi(store, broker, waiting).routes(),
+            *TopicsApi(store, broker, waiting, limits).routes(),
             *CursorsApi(store, connections.readers, channels.readers_moved).routes(),
-            *BatchesApi(store, connections.metrics).routes(),
+            *BatchesApi(store, connections.metrics, limits).routes(),
             *RangesApi(store, broker, layout).routes(),
-            *ChannelsApi(channels).routes(),
+            *ChannelsApi(channels, limits).routes(),
             *TicketsApi(access).routes(),
             *TraceApi(tracing).routes(),
         ],
@@ -169,6 +170,11 @@ _ERRORS: dict[type[Exception], int] = {
 
 
 async def _answer(request: Request, error: Exception) -> Response:
+    if isinstance(error, OverLimitError):
+        facts: dict[str, object] = {"error": error.detail}
+        if request.url.path.startswith(CHANNELS):
+            facts |= {"code": "over-rate", "retry": True}
+        return JSONResponse(facts, error.status_code, error.headers)
     if isinstance(error, RefusalWithFacts):
         return JSONResponse({"error": error.detail} | error.facts, error.status_code)
     if isinstance(error, errors.ChannelError):

@@ -23,6 +23,7 @@ from headrace.log.store import (
     BatchRefusedError,
 )
 from headrace.server.http.gate import check, rights
+from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, body_is_taken, check_length, too_long
 from headrace.server.metrics.metrics import Metrics
 
@@ -51,8 +52,9 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class BatchesApi:
-    def __init__(self, store: EmbeddedStore, metrics: Metrics) -> None:
+    def __init__(self, store: EmbeddedStore, metrics: Metrics, limits: HttpLimits) -> None:
         self._store = store
+        self._limits = limits
         self._metrics = metrics
         self._slots = asyncio.Semaphore(UPLOADS_MAX)
 
@@ -66,6 +68,7 @@ class BatchesApi:
         if not rights(request).has(Operation.BATCHES):
             raise HTTPException(403, "the credentials have no grant for batches of any producer")
         check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
+        self._limits.charge(request, 1, 1, ())
         async with self._slots:
             upload = self._store.staging.begin()
             try:
@@ -78,6 +81,8 @@ class BatchesApi:
                 if isinstance(error, asyncio.CancelledError):
                     raise HTTPException(503, _STOPPING) from None
                 raise
+            finally:
+                self._limits.charge_more(request, upload.records, upload.size)
             self._store.staging.keep(upload)
         return JSONResponse({"id": upload.id, "records": upload.records, "bytes": upload.size})
 

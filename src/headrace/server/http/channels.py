@@ -32,6 +32,7 @@ from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
 from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
 from headrace.server.http.gate import check, may, rights
+from headrace.server.http.limits import HttpLimits
 from headrace.server.http.openapi import (
     CHANNELS_LISTED_MAX,
     JSON,
@@ -42,9 +43,6 @@ from headrace.server.http.openapi import (
 )
 from headrace.server.http.requests import body, limit, number
 from headrace.wire import channel as wire
-
-WAITING_MAX = 1000
-"""Requests that wait for a message at the same time."""
 
 RENEWAL_S_MIN = 0.1
 """Shortest interval at which a waiting request renews the presence of its processor."""
@@ -67,9 +65,9 @@ class _Poll(NamedTuple):
 class ChannelsApi:
     """Each endpoint is the method with the name of its operation in `PATHS`."""
 
-    def __init__(self, channels: Channels) -> None:
+    def __init__(self, channels: Channels, limits: HttpLimits) -> None:
         self._channels = channels
-        self._waiting = 0
+        self._limits = limits
 
     def routes(self) -> list[Route]:
         return [
@@ -83,6 +81,7 @@ class ChannelsApi:
     async def join(self, request: Request) -> Response:
         name, processor = self._asked(request)
         origin, lease_ms = _origin(request), _lease_ms(request)
+        self._check_creation(name)
         joined: Joined = await self._ask(
             name,
             lambda channel, done, refuse: channel.join(
@@ -106,6 +105,8 @@ class ChannelsApi:
         if not 1 <= sent <= NUMBER_MAX:
             raise HTTPException(400, f"number must be 1 to {NUMBER_MAX}")
         content = await _content(request, PAYLOAD_BYTES_MAX)
+        self._check_creation(name)
+        self._limits.charge(request, 1, len(content.data), (CHANNEL_PREFIX + name,))
         accepted: Accepted = await self._ask(
             name,
             lambda channel, done, _: channel.send(channel.request(processor), sent, content, done),
@@ -124,7 +125,8 @@ class ChannelsApi:
         asked = _Poll(name, processor, most, _offset(request, "from") if "from" in query else None)
         batch = await self._fetch(asked)
         if wait_s and not _is_news(batch):
-            batch = await self._wait(request, asked, wait_s)
+            with self._limits.waiting(request):
+                batch = await self._wait(request, asked, wait_s)
         if not is_raw:
             return Response(
                 wire.messages_json(name, batch.messages, batch.more, batch.lost),
@@ -222,6 +224,11 @@ class ChannelsApi:
 
     # Helpers
 
+    def _check_creation(self, name: str) -> None:
+        """Raise ChannelError if the channel has no log, and no further one may be created."""
+        if why := self._limits.why_not_created((CHANNEL_PREFIX + name,)):
+            raise ChannelError("too-many", why)
+
     def _named(self, request: Request, operation: Operation) -> str:
         """Return the name of a channel, if the request may perform the operation on its log."""
         name = _channel(request)
@@ -271,9 +278,6 @@ class ChannelsApi:
 
     async def _wait(self, request: Request, asked: _Poll, wait_s: int) -> Batch:
         """Wait for pending messages and return them; none if the time is over, or the client is gone."""
-        if self._waiting >= WAITING_MAX:
-            raise ChannelError("unavailable", f"{WAITING_MAX} requests wait for messages already")
-        self._waiting += 1
         woken = asyncio.Event()
         gone = asyncio.create_task(_hung_up(request))
         gone.add_done_callback(lambda _: woken.set())
@@ -285,7 +289,6 @@ class ChannelsApi:
                 woken.clear()
                 batch = await self._fetch_or_wait(asked, woken, left_s)
         finally:
-            self._waiting -= 1
             gone.cancel()
         return batch
 

@@ -36,6 +36,7 @@ STATUSES = {
     "too-large": 413,
     "cannot-fold": 422,
     "too-many": 429,
+    "over-rate": 429,
     "unavailable": 503,
 }
 
@@ -359,7 +360,10 @@ _operation(
     "Send a message",
     [*_WHO, _query("number", _NUMBER, 1)],
     _json("A duplicate: it was stored before", _ref("Sent")),
-    codes=("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
+    codes=(
+        *("bad-content", "not-joined", "gap", "too-large", "cannot-fold"),
+        *("too-many", "over-rate"),
+    ),
     answers={201: _json("Stored", _ref("Sent"))},
     bytes_max=PAYLOAD_BYTES_MAX,
 )

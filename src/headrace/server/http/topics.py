@@ -19,6 +19,7 @@ from headrace.broker.readers import Readers
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Position, check_reader_name, check_topic_name
 from headrace.server.http.gate import check, may, rights
+from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
@@ -30,9 +31,6 @@ SUMMED_AT_ONCE = 100
 WAIT_MS_MAX = 10_000
 """Longest time that an answer waits for a change."""
 
-WAITING_MAX = 1000
-"""Requests that wait at the same time. Every commit wakes all of them."""
-
 CURSORS_LISTED_MAX = 1000
 """Cursors in one answer. The next page starts after the last cursor."""
 
@@ -43,8 +41,11 @@ _BODY_BYTES_MAX = 2 * 1024 * 1024
 
 
 class TopicsApi:
-    def __init__(self, store: Store, broker: Broker, waiting: "LongPolls") -> None:
+    def __init__(
+        self, store: Store, broker: Broker, waiting: "LongPolls", limits: HttpLimits
+    ) -> None:
         self._store = store
+        self._limits = limits
         self._broker = broker
         self._waiting = waiting
 
@@ -64,7 +65,7 @@ class TopicsApi:
         if len(names) > TOPICS_LISTED_MAX:
             raise HTTPException(400, f"at most {TOPICS_LISTED_MAX} names may be given")
         rights(request).is_asked = True  # every topic of the answer is asked for
-        unchanged = not await self._changed(query.get("since"), query.get("wait_ms"))
+        unchanged = not await self._changed(request)
         version = self._store.version
         if unchanged:
             found = []
@@ -107,14 +108,20 @@ class TopicsApi:
         # A topic that never existed has no epoch: only the position where it would begin is known.
         return [topic for topic in found if topic.exists or (ended and topic.epoch)]
 
-    async def _changed(self, since: str | None, wait_ms: str | None) -> bool:
+    async def _changed(self, request: Request) -> bool:
         """Return True if there may be changes, after waiting for them as long as the request says."""
+        since = request.query_params.get("since")
+        wait_ms = request.query_params.get("wait_ms")
         if since is None:
             if wait_ms is not None:
                 raise HTTPException(400, "wait_ms needs since: the version of an earlier answer")
             return True
         wait = min(number(wait_ms or "0", "wait_ms"), WAIT_MS_MAX)
-        return await self._waiting.change(number(since, "since"), wait / 1000)
+        asked = number(since, "since")
+        if not self._waiting.must_wait(asked, wait / 1000):
+            return self._store.version != asked
+        with self._limits.waiting(request):
+            return await self._waiting.change(asked, wait / 1000)
 
     async def topic(self, request: Request) -> Response:
         topic = self._existing(request, Operation.INSPECT, "name")
@@ -209,14 +216,14 @@ class LongPolls:
         self._closed = False
         store.watch(self._wake)
 
+    def must_wait(self, since: int, timeout_s: float) -> bool:
+        """True if `change` does not return at once."""
+        return self._store.version == since and not self._closed and bool(timeout_s)
+
     async def change(self, since: int, timeout_s: float) -> bool:
         """Return True if the store's version differs from `since`, now or within `timeout_s`."""
-        if self._store.version != since or self._closed or not timeout_s:
+        if not self.must_wait(since, timeout_s):
             return self._store.version != since
-        if self._count >= WAITING_MAX:
-            raise HTTPException(
-                503, f"{WAITING_MAX} requests are waiting already: ask again in a while"
-            )
         self._count += 1
         try:
             async with asyncio.timeout(timeout_s):

@@ -16,7 +16,7 @@ from headrace.broker.logux.log import LoguxLog, NewEvent
 from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
-from headrace.model import LOGUX_PREFIX, Position, check_topic_name
+from headrace.model import LOGUX_PREFIX, Position, Refusal, RefusedPublish, check_topic_name
 from headrace.payload.logux import Event
 from headrace.server.access import (
     Refused,
@@ -27,8 +27,10 @@ from headrace.server.access import (
     verified,
 )
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.logux.server import (
     AddEvents,
@@ -39,6 +41,7 @@ from headrace.session.logux.server import (
 )
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
 from headrace.session.server import Close, Unit
+from headrace.wire import websocket
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 
@@ -48,6 +51,7 @@ _LOGS_REMEMBERED = 1000
 _NODES_REMEMBERED = 10_000
 """Clients of protocol 5 whose ledger of received events is kept."""
 _COMPLAINTS_EVERY_S = 1.0
+_MEMORY_PER_BYTE = 8
 _COMMITS_REMEMBERED = 16
 """Commits whose events are decoded once for all connections that follow their log live."""
 
@@ -216,6 +220,19 @@ class LoguxConnection(PingedConnection):
         else:
             self.handle([self._session.turn_away()], 0)
 
+    def _cost(self, command: object, size: int) -> Cost | None:
+        if not isinstance(command, AddEvents):
+            return None
+        return Cost(
+            len(command.events), sum(len(one.payload) for one in command.events), (self.topic,)
+        )
+
+    def _weight(self, command: object, size: int) -> int:
+        if not isinstance(command, AddEvents):
+            return super()._weight(command, size)
+        # Decoded events take several times the memory of their text.
+        return _MEMORY_PER_BYTE * size + COMMAND_OVERHEAD_BYTES * (1 + len(command.events))
+
     async def _principal_of(self, command: AuthenticatePeer) -> Principal | None:
         """Return who a peer is by its credentials; None if they are wrong."""
         if self.hub.verify is not None:
@@ -246,7 +263,6 @@ class LoguxConnection(PingedConnection):
         )
 
     def _add(self, command: AddEvents, size: int) -> None:
-        self._shared.metrics.count("records_published_total", len(command.events))
         events, unit = command
         if events and self._forbidden(events):
             if not self._feed.can_undo:
@@ -256,6 +272,12 @@ class LoguxConnection(PingedConnection):
                 return
             self._feed.refuse(unit, [False] * len(events))
             events = []
+        if events and (why := self._shared.why_not_created((self.topic,))):
+            refused = RefusedPublish(Refusal.TOPICS_MAX, unit.lowest)
+            close = self._session.refuse_publish(why, websocket.POLICY_VIOLATION, refused)
+            self._refuse(close._replace(refused=None))  # nobody counts refusals of this protocol
+            return
+        self._shared.metrics.count("records_published_total", len(events))
         if self.hub.event_filter is not None:
             origin = self._session.peer
             may = [
@@ -305,6 +327,7 @@ class LoguxConnection(PingedConnection):
             self._subscriptions = {}
         subscription = self._shared.broker.follow(self, self.topic, ordinal, encode)
         self._subscriptions[name] = subscription
+        self._count_subscriptions()
         return subscription
 
     def unfollow(self, name: str) -> None:

@@ -69,6 +69,17 @@ GAUGES = {
 """Gauges without labels."""
 
 
+LIMITS = (
+    *("records_per_s", "bytes_per_s", "topics_per_s", "quota_bytes"),
+    *("connections_max", "subscriptions_max", "waiting_max", "topics_max", "channels_max"),
+    *("topics_attached_max", "output_bytes_max", "output_total_bytes_max", "held_bytes_max"),
+    *("authentication_s", "authentication_bytes_max"),
+)
+"""Settings that are limits. Rates and quotas let publishers wait, the others refuse."""
+
+SCOPES = ("server", "connection", "address", "principal")
+
+
 class Labelled(NamedTuple):
     help: str
     labels: dict[str, tuple[str, ...]]
@@ -79,6 +90,11 @@ LABELLED_COUNTERS = {
     "refusals_total": Labelled(
         "Publishes that were refused and would be refused again, by protocol and reason.",
         {"protocol": ("figg", "wombat"), "reason": tuple(Refusal)},
+    ),
+    "limits_applied_total": Labelled(
+        "Times that a limit applied, by its setting: something was refused, or a publisher had to wait. "
+        "`of`: the limit of the whole server, or of each connection, address or principal.",
+        {"limit": LIMITS, "of": SCOPES},
     ),
     "access_decisions_total": Labelled(
         "Decisions of access control, by operation.",

@@ -29,6 +29,10 @@ class Metrics:
     def count_refusal(self, protocol: str, why: Refusal) -> None:
         self.labelled["refusals_total"][protocol, why.value] += 1
 
+    def count_limit(self, limit: str, of: str = "server") -> None:
+        """Count that a limit applied."""
+        self.labelled["limits_applied_total"][limit, of] += 1
+
     def count_decision(self, operation: str, *, is_allowed: bool) -> None:
         """Count a decision of access control."""
         decision = "allowed" if is_allowed else "refused"

@@ -14,12 +14,14 @@ from collections import deque
 from collections.abc import Sequence
 
 from headrace.access.operations import Name, Operation
-from headrace.access.principals import Principal
+from headrace.access.principals import Kind, Principal
 from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.tally import Who
+from headrace.server.peers.throttle import Cost
 from headrace.server.tls.transport import peer_certificate
 from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
@@ -36,6 +38,8 @@ ANSWERS_BYTES_MAX = 1 << 20
 
 COMMANDS_AT_ONCE_MAX = 20
 """Commands of one read that are executed at once. The rest take turns with other connections' commands."""
+COMMAND_OVERHEAD_BYTES = 1024
+"""Memory for a pending command besides what the peer has sent."""
 PUBLISHABLE_MAX = 10_000
 """Topics of one connection for which the decision of access control is remembered."""
 _PUMP_BYTES = 1 << 20
@@ -54,11 +58,15 @@ class Connection:
         "_claims",
         "_closed",
         "_commands",
+        "_counted",
         "_denial",
         "_goodbye",
         "_goodbye_timer",
         "_heard_s",
+        "_held_bytes",
         "_hold_timer",
+        "_is_held",
+        "_is_looking",
         "_knows_tokens",
         "_paused",
         "_publishable",
@@ -68,6 +76,7 @@ class Connection:
         "_queued_bytes",
         "_session",
         "_shared",
+        "_strange_bytes",
         "_subscriptions",
         "_transport",
         "_turn_s",
@@ -75,6 +84,7 @@ class Connection:
         "_writable",
         "peer",
         "principal",
+        "who",
     )
     protocol: str
 
@@ -89,6 +99,8 @@ class Connection:
         self._queue: deque[tuple[BrokerSubscription, bytes]] | None = None
         self._pulling: dict[BrokerSubscription, None] | None = None
         self._queued_bytes = 0
+        self._counted = 0
+        """Number of subscriptions that the limits of all connections count."""
         self._unacknowledged_bytes = 0
         self._writable = True
         self._paused = 0
@@ -104,10 +116,18 @@ class Connection:
         self._goodbye_timer: asyncio.TimerHandle | None = None
         self._hold_timer: asyncio.TimerHandle | None = None
         """Timer that ends the hold after a publish that would be refused again; None while not held."""
+        self._is_held = False
+        """True while the first of the pending commands waits for its turn at a rate or a quota."""
+        self._held_bytes = 0
+        """Memory for the pending commands since the first of them had to wait."""
+        self._is_looking = False
+        """True if `_look_ahead` is scheduled."""
         self.principal = shared.access.anonymous
         """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
+        self._strange_bytes = 0
+        """Bytes that the peer has sent before it has shown its credentials."""
         self._denial: tuple[str, int] | None = None
         """Reason and code of a refusal that such a peer is still to be told."""
         self._publishable: dict[str, bool] = {}
@@ -120,16 +140,20 @@ class Connection:
         self._transport = transport
         self.peer = peer_name(transport)
         shared = self._shared
+        if self.principal is shared.access.anonymous:
+            self.principal = shared.access.certified(peer_certificate(transport))
+        self.who = Who.of(self.address, self.principal)
         shared.metrics.count("connections_total")
         if shared.trace is not None:
             shared.trace.opened(self)
-        if shared.refuses_new:
-            shared.refused(self.peer)
+        if why := shared.why_refused(self.who):
+            shared.refused(self.peer, why)
             transport.abort()
             return
         shared.open.add(self)
-        if self.principal is shared.access.anonymous:
-            self.principal = shared.access.certified(peer_certificate(transport))
+        shared.tally.add(self.who)
+        if self._is_stranger:
+            shared.strangers[self] = shared.loop.time()
         shared.access.hold(self.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -139,13 +163,20 @@ class Connection:
         transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX, low=UNSENT_BYTES_MAX // 4)
 
     def lost(self) -> None:
-        self._shared.lost(self)
-        self._shared.access.release(self.principal, self.credentials_ended)
-        if self._shared.trace is not None:
-            self._shared.trace.lost(self)
+        shared = self._shared
+        shared.lost(self)
+        shared.access.release(self.principal, self.credentials_ended)
+        shared.strangers.pop(self, None)
+        if shared.trace is not None:
+            shared.trace.lost(self)
         for subscription in (self._subscriptions or {}).values():
-            self._shared.broker.unsubscribe(subscription)
-        self._subscriptions = self._queue = self._pulling = None
+            shared.broker.unsubscribe(subscription)
+        shared.output_bytes -= self._queued_bytes
+        self._queued_bytes = 0
+        self._subscriptions = self._queue = self._pulling = self._claims = None
+        self._count_subscriptions()
+        self._drop_commands()
+        shared.throttle.lost(self)
         self._writable = False
         self._release()
         if self._goodbye_timer is not None:
@@ -156,8 +187,23 @@ class Connection:
         if self._commands is None:
             self._commands = deque((command, size) for command in commands)
             self._carry_out()
-        else:
-            self._commands.extend((command, size) for command in commands)
+            return
+        self._append([(command, size) for command in commands])
+        if self._is_held:
+            self._look_ahead_soon()
+            self._answer_soon()
+
+    def _append(self, commands: Sequence[tuple[object, int]]) -> None:
+        """Add commands to those that are pending."""
+        assert self._commands is not None
+        self._commands.extend(commands)
+        if self._held_bytes:
+            self._hold(sum(self._weight(*one) for one in commands))
+            if self._goodbye_timer is None and any(isinstance(one[0], Close) for one in commands):
+                # A rate or a quota may hold publishes back for hours, and the peer does not wait for that.
+                self._goodbye_timer = self._shared.loop.call_later(
+                    GOODBYE_TIMEOUT_S, self._transport.abort
+                )
 
     def _carry_out(self) -> None:
         """Execute pending commands, at most `COMMANDS_AT_ONCE_MAX` in one turn."""
@@ -166,29 +212,115 @@ class Connection:
         is_gone = self.is_gone
         is_over = is_gone or self._goodbye is not None
         if is_gone:
-            commands.clear()
+            self._drop_commands()
         elif not commands and not is_over:
             commands.extend(self._decode_more())
         for _ in range(min(COMMANDS_AT_ONCE_MAX, len(commands))):
             if self._goodbye is not None:
                 for command, _size in commands:
                     self._session.discard(command)
-                commands.clear()
+                self._drop_commands()
+            if not commands:
+                break  # the last command has ended the connection
+            command, size = commands[0]
+            if not isinstance(command, Close) and self._must_wait(command, size):
                 break
-            command, size = commands.popleft()
+            commands.popleft()
+            if self._held_bytes:
+                self._unhold(self._weight(command, size))
             if isinstance(command, Close):
                 self._refuse(command)
             else:
                 self._do(command, size)
-        if commands or (self._has_undecoded and not is_over):
+        if self._is_held:
+            self._look_ahead_soon()
+            self._end_pause_for_commands()
+        elif commands or (self._has_undecoded and not is_over):
             self.pause(Pause.COMMANDS)
             self._shared.turns.later(self._carry_out)
         else:
+            self._unhold(self._held_bytes)
             self._commands = None
-            if self._paused & Pause.COMMANDS:
-                self._shared.turns.end()
-                self._resume(Pause.COMMANDS)
+            self._end_pause_for_commands()
         self._answer()
+
+    def _end_pause_for_commands(self) -> None:
+        if self._paused & Pause.COMMANDS:
+            self._shared.turns.end()
+            self._resume(Pause.COMMANDS)
+
+    # Publishers that are held back by a rate or a quota
+
+    def _must_wait(self, command: object, size: int) -> bool:
+        """True if the command, the first of those that are pending, waits for its turn until `go_on`."""
+        throttle = self._shared.throttle
+        if not throttle.is_active:
+            return False
+        cost = self._cost(command, size)
+        if cost is None or throttle.admit(self, cost):
+            return False
+        self._is_held = True
+        if not self._held_bytes:
+            assert self._commands is not None
+            self._hold(sum(self._weight(*one) for one in self._commands))
+        return True
+
+    def go_on(self) -> None:
+        """Ask again: it is this connection's turn."""
+        self._is_held = False
+        if self._commands is not None:
+            self._carry_out()
+
+    def _cost(self, command: object, size: int) -> Cost | None:
+        """Return what a publish uses of rates and quotas; None for other commands."""
+        return None
+
+    def _weight(self, command: object, size: int) -> int:
+        """Estimate the memory of a pending command of a read of `size` bytes, at least as high as it is."""
+        return size + COMMAND_OVERHEAD_BYTES
+
+    def _hold(self, weight: int) -> None:
+        self._held_bytes += weight
+        self._shared.throttle.held_bytes += weight
+        if self._held_bytes > self._shared.held_bytes_max:
+            self.pause(Pause.HELD)
+
+    def _unhold(self, weight: int) -> None:
+        if weight:
+            self._held_bytes -= weight
+            self._shared.throttle.held_bytes -= weight
+            # Some room must be free, so that not every publish causes a new pause.
+            if self._held_bytes <= self._shared.held_bytes_max // 2:
+                self._resume(Pause.HELD)
+
+    def _discard_pending(self) -> None:
+        """Discard the commands that are not executed yet, and publishes that wait among them."""
+        was_held = self._is_held
+        for command, _size in self._commands or ():
+            self._session.discard(command)
+        self._drop_commands()
+        if was_held:
+            self._commands = None  # otherwise, `_carry_out` is scheduled
+
+    def _drop_commands(self) -> None:
+        if self._commands:
+            self._commands.clear()
+        self._unhold(self._held_bytes)
+        self._is_held = False
+        self._shared.throttle.forget(self)
+
+    def _look_ahead_soon(self) -> None:
+        if self._has_undecoded and not self._is_looking:
+            self._is_looking = True
+            self._shared.turns.later(self._look_ahead)
+
+    def _look_ahead(self) -> None:
+        """Decode more of what came behind a publish that waits: a PING there is answered."""
+        self._is_looking = False
+        if self._is_held and not self.is_gone:
+            self._append(self._decode_more())
+            self._look_ahead_soon()
+            self._answer()
 
     @property
     def _has_undecoded(self) -> bool:
@@ -234,12 +366,53 @@ class Connection:
         self.principal = principal
         self._publishable.clear()
         access.hold(principal, self.credentials_ended)
+        self._known()
+        before, self.who = self.who, Who.of(self.address, principal)
+        shared = self._shared
+        if self in shared.open:
+            shared.tally.move(before, self.who, 1)
+            shared.subscriptions.move(before, self.who, self._counted)
+            if why := shared.tally.excess(self.who):
+                self.handle([self._session.refuse(why)], 0)
+
+    @property
+    def _is_stranger(self) -> bool:
+        """True if the peer may do nothing before it has shown its credentials."""
+        access = self._shared.access
+        is_anonymous = self.principal.kind is Kind.ANONYMOUS
+        return access.is_on and is_anonymous and not access.anonymous.grants
+
+    def _known(self) -> None:
+        """Note that the peer has shown who it is, or that it need not."""
+        self._shared.strangers.pop(self, None)
+
+    def heard(self, size: int) -> None:
+        """Note that `size` bytes were received and handled: a peer may send a few without credentials."""
+        shared = self._shared
+        if shared.strangers and self in shared.strangers:
+            self._strange_bytes += size
+            if self._strange_bytes > shared.limits.authentication_bytes_max:
+                self._end_stranger("authentication_bytes_max")
+
+    def _end_stranger(self, limit: str) -> None:
+        self._known()
+        if self.is_gone or self._goodbye is not None:
+            return
+        self._shared.metrics.count_limit(limit)
+        reason = f"no credentials were shown in time (limits.{limit})"
+        self.count_refusal(reason)
+        self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+
+    def end_stranger(self) -> None:
+        """End the connection: its time for showing credentials is over."""
+        self._end_stranger("authentication_s")
 
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""
         self._publishable.clear()
         if not self.is_gone and self._goodbye is None:
             logger.info("%s: closing: %s", self.peer, reason)
+            self._discard_pending()
             self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
 
     def _turned_away(self, reason: str) -> Close:
@@ -295,8 +468,25 @@ class Connection:
         assert self._subscriptions is not None
         subscription = self._subscriptions.pop(name)
         self._shared.broker.unsubscribe(subscription)
+        self._count_subscriptions()
         if self._pulling:
             self._pulling.pop(subscription, None)
+
+    @property
+    def _subscription_count(self) -> int:
+        """Number of open subscriptions, and of whatever counts as one."""
+        return len(self._subscriptions or ()) + len(self._claims or ())
+
+    def _count_subscriptions(self) -> None:
+        """Count changes of the number of subscriptions for everyone's limits."""
+        count = self._subscription_count
+        if count != self._counted:
+            self._shared.subscriptions.add(self.who, count - self._counted)
+            self._counted = count
+
+    def _why_not_subscribed(self) -> str:
+        """Return the reason why one more subscription is refused; empty if it is accepted."""
+        return self._shared.subscriptions.refusal(self.who, self._subscription_count)
 
     def _refuse(self, command: Close) -> None:
         shared, held_s = self._shared, 0.0
@@ -312,6 +502,8 @@ class Connection:
         self.pause(Pause.CLOSING)
         # Commits may be held back for hours. A socket that the peer cannot use is not kept open until then.
         wait_s = held_s + GOODBYE_TIMEOUT_S
+        if self._goodbye_timer is not None:
+            self._goodbye_timer.cancel()
         self._goodbye_timer = shared.loop.call_later(wait_s, self._transport.abort)
 
     def end_hold(self) -> None:
@@ -429,6 +621,7 @@ class Connection:
     def _hang_up(self) -> None:
         self._release()
         self._closed = True
+        self._drop_commands()
         hang_up(self._transport, self.lost)
 
     def _say_goodbye(self, reason: str, code: int) -> None:
@@ -441,12 +634,13 @@ class Connection:
             if self._writable and not self._queue:
                 self._write(piece.data)
             else:
-                if self._queued_bytes >= self._shared.limits.output_bytes_max:
+                if not self._shared.has_room_for_output(self._queued_bytes):
                     return False
                 if self._queue is None:
                     self._queue = deque()
                 self._queue.append((subscription, piece.data))
                 self._queued_bytes += len(piece.data)
+                self._shared.output_bytes += len(piece.data)
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
         return True
 
@@ -488,6 +682,7 @@ class Connection:
             if self._queue:
                 subscription, data = self._queue.popleft()
                 self._queued_bytes -= len(data)
+                self._shared.output_bytes -= len(data)
                 if subscription.state is SubscriptionState.CLOSED:
                     continue
             elif self._pulling:

@@ -6,16 +6,20 @@ Elsewhere: a single connection (`connection.py`).
 import asyncio
 import contextlib
 import logging
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Limits
+from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.tally import PeerRules, Tally, Who
+from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
 from headrace.server.trace.tracing import Tracing
 from headrace.wire import websocket
@@ -38,6 +42,8 @@ CROWDED_BYTES_MAX = 1 << 16
 
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
+_CREATING_MIN = 1000
+"""Topics that are being created, above which those that exist now are forgotten."""
 
 
 class Connections:
@@ -57,6 +63,8 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
+        self.strangers: dict[Connection, float] = {}
+        """When each peer connected that must show credentials and has not. The first came first."""
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
@@ -64,11 +72,46 @@ class Connections:
         self.refusals = Refusals(self.loop, limits, metrics)
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
+        self.rules = PeerRules(limits)
+        self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
+        self.tally = Tally(
+            "connections_max",
+            lambda: self.rules,
+            lambda: self.limits.connections_max,
+            metrics,
+        )
+        self.subscriptions = Tally(
+            "subscriptions_max",
+            lambda: self.rules,
+            lambda: self.limits.subscriptions_max,
+            metrics,
+        )
+        self.waiting = Tally(
+            "waiting_max", lambda: self.rules, lambda: self.limits.waiting_max, metrics
+        )
+        """HTTP requests that wait for news."""
+        self.output_bytes = 0
+        """Bytes of output that are queued for all connections."""
+        self._creating: set[str] = set()
+        """Topics that publishes are creating, while there is a limit of their number."""
+        self._creating_max = _CREATING_MIN
+        self.configure(limits)
+
+    def configure(self, limits: Limits) -> None:
+        """Use these limits from now on."""
+        self.limits = self.refusals.limits = limits
+        self.rules = PeerRules(limits)
+        self.throttle.configure(limits, self.rules)
+
+    def why_refused(self, who: Who) -> str:
+        """Return the reason why a further connection of this peer is refused; empty if it is accepted."""
+        return "the server is stopping" if self.draining else self.tally.refusal(who)
 
     @property
-    def refuses_new(self) -> bool:
-        """True if a further connection is refused."""
-        return self.draining or len(self.open) >= self.limits.connections_max
+    def held_bytes_max(self) -> int:
+        """Memory for held publishes above which one connection is not read."""
+        is_crowded = self.throttle.held_bytes > self.limits.held_bytes_max
+        return 0 if is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
@@ -78,13 +121,70 @@ class Connections:
         bytes_max = HELD_BACK_BYTES_MAX if store.held_back else UNACKNOWLEDGED_BYTES_MAX
         return unacknowledged_bytes <= bytes_max
 
+    def has_room_for_output(self, queued_bytes: int) -> bool:
+        """True if a connection with this much queued output may queue more."""
+        limits = self.limits
+        if queued_bytes >= limits.output_bytes_max:
+            self.metrics.count_limit("output_bytes_max")
+            return False
+        if self.output_bytes >= limits.output_total_bytes_max:
+            self.metrics.count_limit("output_total_bytes_max")
+            return False
+        return True
+
+    def why_not_created(self, names: Collection[str]) -> str:
+        """Return the reason why a publish may not create topics that are missing; empty if it may."""
+        limits = self.limits
+        if not (limits.topics_max or limits.channels_max):
+            return ""
+        store = self.broker.store
+        missing = {name for name in names if not store.look(name).exists} - self._creating
+        if not missing:
+            return ""
+        why = self._limit_of_topics(missing)
+        if why or len(self._creating) > self._creating_max:
+            # Some of those that were being created exist now, or their publish was never stored.
+            self._creating = {
+                name
+                for name in self._creating
+                if not store.look(name).exists and store.exists(name)
+            }
+            self._creating_max = max(_CREATING_MIN, 2 * len(self._creating))
+            why = self._limit_of_topics(missing)
+        if why:
+            self.metrics.count_limit(why)
+            return f"{why} is reached"
+        self._creating |= missing
+        return ""
+
+    def _limit_of_topics(self, missing: set[str]) -> str:
+        """Return the limit that these further topics would exceed; empty if they would not."""
+        limits, count = self.limits, self.broker.store.count_topics
+        if limits.topics_max and missing:
+            coming = len(self._creating) + len(missing)
+            if count("") + coming > limits.topics_max:
+                return "topics_max"
+        if limits.channels_max:
+            channels = [name for name in missing if name.startswith(CHANNEL_PREFIX)]
+            others = (name for name in self._creating if name.startswith(CHANNEL_PREFIX))
+            coming = len(channels) + sum(1 for _ in others) if channels else 0
+            if coming and count(CHANNEL_PREFIX) + coming > limits.channels_max:
+                return "channels_max"
+        return ""
+
     def tick(self) -> None:
         """Read again from paused connections that are below their limit, because the limit has changed."""
         for connection in list(self.paused):
             connection.read_again()
         self.refusals.tick()
+        self.throttle.tick()
+        until_s = self.loop.time() - self.limits.authentication_s
+        for stranger, opened_s in list(self.strangers.items()):
+            if opened_s > until_s:
+                break
+            stranger.end_stranger()
 
-    def refused(self, peer: str, why: str = "connections_max is reached") -> None:
+    def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
         self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
 
@@ -116,7 +216,9 @@ class Connections:
         self.refusals.close()
 
     def lost(self, connection: "Connection") -> None:
-        self.open.discard(connection)
+        if connection in self.open:
+            self.open.discard(connection)
+            self.tally.add(connection.who, -1)
         self.paused.discard(connection)
         if not self.open:
             self._all_gone.set()

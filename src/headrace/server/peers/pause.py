@@ -10,3 +10,4 @@ class Pause:
     CLOSING = 8
     TURN = 16
     CHECKING = 32
+    HELD = 64

@@ -1,0 +1,22 @@
+"""Limits for endpoints that are tested without a server: only requests that wait are limited."""
+
+from collections.abc import Collection
+from types import SimpleNamespace
+from typing import Any
+
+from headrace.config.settings import Limits
+from headrace.server.http.limits import HttpLimits
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.tally import PeerRules, Tally
+
+
+def open_limits(waiting_max: int = 1000) -> HttpLimits:
+    def why_not_created(names: Collection[str]) -> str:
+        return ""
+
+    rules = PeerRules(Limits())
+    tally = Tally("waiting_max", lambda: rules, lambda: waiting_max, Metrics())
+    connections: Any = SimpleNamespace(
+        throttle=SimpleNamespace(is_active=False), waiting=tally, why_not_created=why_not_created
+    )
+    return HttpLimits(connections)

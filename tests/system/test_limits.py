@@ -1,0 +1,223 @@
+"""Limits of a real server, over every protocol. Elsewhere: `tests/server/peers` tests them step by step."""
+
+import json
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from websockets.sync.client import ClientConnection, connect
+
+from headrace.testing import ServerProcess, wait_until
+from tests.system.conftest import Start
+from tests.system.figg import foreign as figg
+from tests.system.logux import raw as logux
+from tests.system.support import metrics
+from tests.system.wombat import foreign as wombat
+
+WAIT_S = 30
+MESSAGES = 30
+JOURNAL = '[journal]\nfile_bytes = "1MiB"\nrotate = "50ms"\n'
+SLOW = JOURNAL + '[[limits.peer]]\nof = "address"\nrecords_per_s = 1\n'
+"""A rate of one record a second: what waits is let go by another configuration, and not by time."""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "headrace.toml"
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+def serve(start: Start, file: Path, text: str) -> ServerProcess:
+    file.write_text(text)
+    return start(f"--config={file}")
+
+
+def lift(server: ServerProcess, file: Path) -> None:
+    """End all limits. The line in the log says that the server has done so."""
+    file.write_text(JOURNAL)
+    before = server.stderr.count("SIGHUP: changed")
+    server.signal(signal.SIGHUP)
+    wait_until(lambda: server.stderr.count("SIGHUP: changed") > before, what="the reload")
+
+
+def applied(server: ServerProcess, limit: str, of: str = "server") -> int:
+    return int(metrics(server)[f'headrace_limits_applied_total{{limit="{limit}",of="{of}"}}'])
+
+
+def exhaust(server: ServerProcess, stack: ExitStack) -> None:
+    """Publish at once what the rate allows in a long time."""
+    wire = figg.Wire(server.figg)
+    stack.callback(wire.socket.close)
+    wire.send(*(figg.publish(b"exhaust", number, b"") for number in range(1000)))
+    wire.expect(figg.ACK)
+
+
+def member(stack: ExitStack, server: ServerProcess) -> ClientConnection:
+    host, port = server.ws
+    socket = stack.enter_context(connect(f"ws://{host}:{port}/v1/channels", close_timeout=WAIT_S))
+    say(socket, type="hello", processor="p")
+    say(socket, type="join", channel="c", receive="poll")
+    assert [hear(socket)["type"], hear(socket)["type"]] == ["welcome", "joined"]
+    return socket
+
+
+def say(socket: ClientConnection, **fields: Any) -> None:
+    socket.send(json.dumps(fields))
+
+
+def hear(socket: ClientConnection) -> Any:
+    return json.loads(socket.recv(WAIT_S))
+
+
+def test_sends_that_wait_are_stored_although_their_peer_closes_its_websocket(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, SLOW)
+    exhaust(server, stack)
+    socket = member(stack, server)
+    reader = {"name": "c", "processor": "q"}  # without a reader, the channel keeps nothing
+    httpx.post(f"{server.http_url}/v1/channel/join", params=reader).raise_for_status()
+    for number in range(1, MESSAGES + 1):
+        say(socket, type="send", channel="c", number=number, payload={"n": number})
+    say(socket, type="ping")
+    while hear(socket)["type"] != "pong":
+        pass
+    wait_until(lambda: applied(server, "records_per_s", "address") > 0, what="the wait")
+    closing = stack.enter_context(_closing(socket))
+    lift(server, file)
+    closing.join(WAIT_S)
+    assert not closing.is_alive()
+    url = f"{server.http_url}/v1/channel/messages"
+    asked = {"name": "c", "processor": "q", "max": MESSAGES}
+    found = httpx.get(url, params=asked).json()["messages"]
+    assert [message["payload"]["n"] for message in found] == list(range(1, MESSAGES + 1))
+
+
+def test_wombat_publishes_wait_and_its_pings_are_answered(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, SLOW)
+    exhaust(server, stack)
+    wire = wombat.Wire(server.ws)
+    stack.callback(wire.socket.close)
+    for number in range(MESSAGES):
+        wire.send(wombat.publish("w", number, b"%d" % number))
+    wire.send(wombat.ping(7))
+    assert wire.expect(wombat.PONG).number == 7
+    lift(server, file)
+    acked = -1.0
+    while acked < MESSAGES - 1:
+        acked = wire.expect(wombat.ACK).number
+
+
+def test_logux_events_wait(start: Start, file: Path, stack: ExitStack) -> None:
+    server = serve(start, file, SLOW)
+    exhaust(server, stack)
+    host, port = server.ws
+    client = logux.Client(stack, f"ws://{host}:{port}/v1/logux/main")
+    client.connect("a:1:1")
+    client.say("sync", 1, {"type": "x"}, [1, "a:1:1", 0])
+    client.say("ping", 1)
+    assert client.hear()[0] == "pong"
+    lift(server, file)
+    assert client.hear_only("synced") == ["synced", 1]
+
+
+def test_a_logux_log_above_topics_max_is_refused_at_once(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, f"[limits]\ntopics_max = 1\n{JOURNAL}")
+    exhaust(server, stack)
+    host, port = server.ws
+    client = logux.Client(stack, f"ws://{host}:{port}/v1/logux/main")
+    client.connect("a:1:1")
+    client.say("sync", 1, {"type": "x"}, [1, "a:1:1", 0])
+    assert client.closed() == 1008
+    assert applied(server, "topics_max") == 1
+
+
+def test_a_channel_above_channels_max_is_refused_and_its_connection_goes_on(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, f"[limits]\nchannels_max = 1\n{JOURNAL}")
+    socket = member(stack, server)
+    say(socket, type="send", channel="c", number=1, payload={})
+    assert hear(socket)["type"] == "sent"
+    say(socket, type="join", channel="d", receive="poll")
+    refused = hear(socket)
+    assert (refused["type"], refused["code"]) == ("error", "too-many")
+    say(socket, type="send", channel="c", number=2, payload={})
+    assert hear(socket)["type"] == "sent"
+    answer = httpx.post(
+        f"{server.http_url}/v1/channel/join", params={"name": "e", "processor": "q"}
+    )
+    assert (answer.status_code, answer.json()["code"]) == (429, "too-many")
+
+
+def test_http_is_told_when_to_send_again(start: Start, file: Path, stack: ExitStack) -> None:
+    server = serve(start, file, SLOW)
+    url = f"{server.http_url}/v1/channel"
+    asked = {"name": "c", "processor": "p"}
+    assert httpx.post(f"{url}/join", params=asked).status_code == 200
+    exhaust(server, stack)
+    answer = httpx.post(f"{url}/messages", params=asked | {"number": 1}, json={})
+    assert answer.status_code == 429
+    assert answer.json()["code"] == "over-rate" and answer.json()["retry"] is True
+    assert int(answer.headers["retry-after"]) > 1
+    assert httpx.post(f"{server.http_url}/v1/staged", content=b"").status_code == 429
+    assert httpx.get(f"{url}/messages", params=asked).status_code == 200
+    lift(server, file)
+    assert httpx.post(f"{url}/messages", params=asked | {"number": 1}, json={}).status_code == 201
+
+
+def test_another_handshake_of_an_address_above_its_limit_gets_an_answer(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    text = f'{JOURNAL}[[limits.peer]]\nof = "address"\nconnections_max = 1\n'
+    server = serve(start, file, text)
+    wire = wombat.Wire(server.ws)
+    stack.callback(wire.socket.close)
+    host, port = server.ws
+    with pytest.raises(Exception, match="503"), connect(f"ws://{host}:{port}/v1/ws"):
+        pass
+    assert applied(server, "connections_max", "address") == 1
+
+
+def test_a_quota_ends_when_a_topic_is_deleted(start: Start, file: Path, stack: ExitStack) -> None:
+    server = serve(start, file, f'{JOURNAL}[[topics]]\nprefix = "q/"\nquota = "1KiB"\n')
+    wire = figg.Wire(server.figg)
+    stack.callback(wire.socket.close)
+    wire.publish(b"q/1", bytes(2000))
+    wire.send(figg.publish(b"q/2", 1, b"waits"))
+    assert wire.alive()
+    assert applied(server, "quota_bytes") == 1
+    httpx.delete(f"{server.http_url}/v1/topic", params={"name": "q/1"}).raise_for_status()
+    wire.wait_ack(1)
+
+
+def _closing(socket: ClientConnection) -> "_Closing":
+    return _Closing(socket)
+
+
+class _Closing:
+    """Closes a WebSocket in a thread, because the server answers only when everything is stored."""
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._thread = threading.Thread(target=socket.close, daemon=True)
+
+    def __enter__(self) -> threading.Thread:
+        self._thread.start()
+        return self._thread
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.join(WAIT_S)
