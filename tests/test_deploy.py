@@ -15,7 +15,7 @@ import yaml
 
 from headrace.cli.main import app
 from headrace.config.load import load
-from headrace.server.listeners import NAMES
+from headrace.config.values import LISTENERS
 from tests.tools import tool
 
 ROOT = Path(__file__).parent.parent
@@ -81,7 +81,7 @@ def test_the_settings_of_the_pod_are_valid_and_its_probes_ask_what_is_there(tmp_
     spec = pod["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-    assert ports == {name: getattr(config.listen, name).port for name in NAMES}
+    assert ports == {name: getattr(config.listen, name).port for name in LISTENERS}
     check_command(container["args"])
     mounts = {one["name"] for one in container["volumeMounts"]}
     claims = {one["metadata"]["name"] for one in pod["spec"]["volumeClaimTemplates"]}
@@ -135,7 +135,7 @@ def test_the_units_name_each_other_the_listeners_and_commands_that_exist():
     names = [
         re.findall(r"^FileDescriptorName=(.*)$", texts[one], re.MULTILINE)[0] for one in sockets
     ]
-    assert sorted(names) == sorted(NAMES)
+    assert sorted(names) == sorted(LISTENERS)
     (command,) = re.findall(r"^ExecStart=(.*)$", service, re.MULTILINE)
     check_command(shlex.split(command)[1:])
 

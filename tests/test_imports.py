@@ -16,20 +16,34 @@ MAY_IMPORT = {
     "printing": set(),
     "model": {"errors", "printing"},
     "picows_adapter": {"errors"},
+    "access": BASE,
+    "tls": {"errors", "printing"},
     "payload": BASE,
-    "config": BASE,
+    "config": BASE | {"access"},
     "wire": BASE | {"payload"},
     "session": BASE | {"wire", "payload"},
     "log": BASE | {"config"},
     "broker": BASE | {"config", "log", "payload"},
     "lake": BASE,
-    "client": BASE | {"picows_adapter", "wire", "session", "payload", "lake"},
+    "client": BASE | {"picows_adapter", "tls", "wire", "session", "payload", "lake"},
     "server": BASE
-    | {"picows_adapter", "config", "payload", "wire", "session", "broker", "log", ""},
-    "reader": BASE | {"log"},
+    | {
+        "access",
+        "picows_adapter",
+        "tls",
+        "config",
+        "payload",
+        "wire",
+        "session",
+        "broker",
+        "log",
+        "",
+    },
+    "reader": BASE | {"log", "tls"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
-    "cli": BASE | {"config", "payload", "client", "server", "log", "spark", "pipeline", ""},
+    "cli": BASE
+    | {"access", "tls", "config", "payload", "client", "server", "log", "spark", "pipeline", ""},
     "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
@@ -38,6 +52,7 @@ MAY_IMPORT = {
 """Parts of the package that each part may import; "" is the package itself."""
 
 MAY_NOT_IMPORT = {
+    "access": {"asyncio", "socket", "threading", "time", "os"},
     "wire": {"asyncio", "socket", "threading", "time", "os"},
     "session": {"asyncio", "socket", "threading", "time", "os"},
     "broker": {"socket"},
@@ -79,7 +94,7 @@ DOORS = {
     },
     ("server", "log"): {
         *("records", "store", "embedded", "layout", "disk", "saved_time"),
-        *("batch.staging", "read.index", "read.raw"),
+        *("batch.staging", "read.index", "read.raw", "shared_file"),
     },
     ("client", "session"): {
         *("client", "figg", "wombat", "logux.client", "channel.client", "channel.membership"),

@@ -11,7 +11,7 @@ import http.client
 import json
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import quote
 
 from bench.load import load
@@ -23,6 +23,10 @@ FROM_OFFSET = 0x8000
 HEADER = struct.Struct(">HHI")
 NUMBER = struct.Struct(">Q")
 ACK_FRAME = struct.Struct(">HHIQ")
+
+
+Connect = Callable[[str, int], socket.socket]
+"""Function that connects to a host and a port."""
 
 
 def frame(kind: int, payload: bytes) -> bytes:
@@ -103,12 +107,13 @@ class FiggSubscriber:
         expected: Stream,
         offset: int | None = None,
         topic: bytes = TOPIC,
+        connect: Connect = load.connect,
     ) -> None:
         self.expected = expected
         self.data = load.buffer(len(expected.data) + 4096)
         self.view = memoryview(self.data)
         self.received = 0
-        self.sock = load.connect(*address)
+        self.sock = connect(*address)
         self.request = attach(topic, offset)
         self.answer = attached(topic, offset or 0)
 
@@ -120,7 +125,10 @@ class FiggSubscriber:
 
     def readable(self) -> None:
         at = self.received
-        got = self.sock.recv_into(self.view[at : at + load.READ_BYTES])
+        try:
+            got = self.sock.recv_into(self.view[at : at + load.READ_BYTES])
+        except BlockingIOError:  # part of a record of TLS
+            return
         if not got:
             raise ConnectionError("the server closed the subscriber's connection")
         self.received = at + got
@@ -146,8 +154,10 @@ class FiggSubscriber:
         self.sock.close()
 
 
-def publisher(address: tuple[str, int], stream: Stream) -> Publisher:
-    return Publisher(load.connect(*address), stream, FiggAcks())
+def publisher(
+    address: tuple[str, int], stream: Stream, connect: Connect = load.connect
+) -> Publisher:
+    return Publisher(connect(*address), stream, FiggAcks())
 
 
 def ping(sock: socket.socket, number: int) -> None:

@@ -87,7 +87,10 @@ class Publisher:
         return self.sent < limit
 
     def readable(self) -> None:
-        data = self.sock.recv(READ_BYTES)
+        try:
+            data = self.sock.recv(READ_BYTES)
+        except BlockingIOError:  # part of a record of TLS
+            return
         if not data:
             raise ConnectionError("the server closed the publisher's connection")
         now = time.perf_counter()

@@ -13,6 +13,7 @@ from bench.load import figg as load_figg
 from bench.load import load
 from bench.load import nats as load_nats
 from bench.load import redis as load_redis
+from bench.load import tls as load_tls
 from bench.load import wombat as load_wombat
 from bench.load.load import BLOCK, Publisher
 from bench.measure import Part, Run, measured, percentile_ms, undisturbed
@@ -22,6 +23,7 @@ from bench.process import Headrace, Nats, Redis, Server, missing
 NAME = "ingest"
 SYNCED, WRITTEN, MIXED = "headrace synced", "headrace written", "headrace synced, 64–192 B"
 WOMBAT = "headrace written, Wombat"
+TLS = "headrace written, TLS"
 ALWAYS, EVERYSEC = "Redis Streams always", "Redis Streams everysec"
 JETSTREAM, CORE = "NATS JetStream file", "NATS core (no storage)"
 
@@ -48,6 +50,23 @@ def headrace(label: str, options: Options, durability: str, mixed: bool = False)
         subscriber = load_figg.FiggSubscriber(address, load_figg.data_stream(total, mixed))
         subscriber.attach()
         publisher = load_figg.publisher(address, load_figg.publish_stream(total, mixed))
+        result = _measure(label, options, server, publisher, subscriber)
+        subscriber.verify(total // BLOCK)
+        return result
+
+
+def _tls(label: str, options: Options) -> Run:
+    total = options.warm + options.count
+    certificate = load_tls.make_certificate(options.dir)
+    connect = partial(load_tls.connect, certificate)
+    with Headrace(options.dir, "written", certificate.settings) as server:
+        server.start()
+        address = (server.host, server.port)
+        subscriber = load_figg.FiggSubscriber(
+            address, load_figg.data_stream(total), connect=connect
+        )
+        subscriber.attach()
+        publisher = load_figg.publisher(address, load_figg.publish_stream(total), connect)
         result = _measure(label, options, server, publisher, subscriber)
         subscriber.verify(total // BLOCK)
         return result
@@ -137,6 +156,7 @@ RUNS: dict[str, Callable[[str, Options], Run]] = {
     SYNCED: lambda label, options: headrace(label, options, "synced"),
     ALWAYS: lambda label, options: _redis(label, options, "always"),
     WRITTEN: lambda label, options: headrace(label, options, "written"),
+    TLS: _tls,
     WOMBAT: _wombat,
     EVERYSEC: lambda label, options: _redis(label, options, "everysec"),
     JETSTREAM: lambda label, options: _nats(label, options, jetstream=True),

@@ -13,6 +13,18 @@ class ListenError(HeadraceError):
     """The server cannot listen on an address: free the address, or choose another."""
 
 
+class BadGrantError(HeadraceError, ValueError):
+    """A grant is not `operation:pattern`: correct it. Nothing was granted."""
+
+
+class BadTokenError(HeadraceError, ValueError):
+    """A token cannot be made or changed: the message says why."""
+
+
+class DamagedTokensError(HeadraceError):
+    """The file with the tokens cannot be read: restore it from a backup, or delete it and make new tokens."""
+
+
 class BadTopicNameError(HeadraceError, ValueError):
     """The caller used an invalid topic name: use 1 to 255 bytes of UTF-8."""
 

@@ -178,6 +178,8 @@ class Refusal(StrEnum):
     LONG_TOPIC = "long_topic"
     BAD_TOPIC = "topic_not_utf8"
     LARGE_PAYLOAD = "large_payload"
+    FORBIDDEN = "forbidden"
+    """The peer has no grant for this topic. With other credentials the same publish may be accepted."""
 
 
 class RefusedPublish(NamedTuple):

@@ -1,5 +1,6 @@
 """Formatting for messages: outside text without control characters and secrets, counts and sizes."""
 
+import json
 import re
 import socket
 
@@ -34,6 +35,16 @@ def one_line(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(one if one.isprintable() else _escape(one) for one in text)
+
+
+def printable_json(value: object, indent: int | None = None) -> str:
+    """Return a value as JSON, in one line without `indent`. What could control a terminal is escaped."""
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    if text.isprintable():
+        return text
+    return "".join(
+        one if one.isprintable() or one == "\n" else json.dumps(one)[1:-1] for one in text
+    )
 
 
 def described(error: BaseException) -> str:

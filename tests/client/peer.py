@@ -38,7 +38,11 @@ class Ping(NamedTuple):
     timestamp: int
 
 
-Heard = Attach | Detach | Publish | Ping
+class Auth(NamedTuple):
+    token: str
+
+
+Heard = Attach | Detach | Publish | Ping | Auth
 
 
 class Peer:
@@ -56,6 +60,12 @@ class Peer:
         self.accepted = 0
         self.acks = True
         self.pongs = True
+        self.refused_tokens: dict[str, tuple[int, str]] = {}
+        """By token: code and reason of its refusal. All others are accepted."""
+        self.valid_ms = 0
+        """Time until an accepted token expires; 0 if it does not."""
+        self.knows_tokens = True
+        """False: close a connection that shows a token, as servers without the extension do."""
         self.hang_up = False
         """Close every connection as soon as it is established."""
         self._connection = connection
@@ -113,6 +123,14 @@ class Peer:
     def publishes(self) -> list[Publish]:
         return [message for message in self.received if isinstance(message, Publish)]
 
+    def tokens(self) -> list[str]:
+        return [message.token for message in self.received if isinstance(message, Auth)]
+
+    def refuse(self, code: int, reason: str) -> None:
+        """End every connection because of its credentials."""
+        for connection in self.connections:
+            connection.refuse(code, reason)
+
     def acknowledge(self) -> None:
         """Send the acknowledgements that were held back so far."""
         self.acks = True
@@ -155,6 +173,12 @@ class Connection(asyncio.Protocol, ABC):
 
     @abstractmethod
     def say_pong(self, timestamp: int) -> None: ...
+
+    @abstractmethod
+    def say_auth_ok(self, valid_ms: int) -> None: ...
+
+    @abstractmethod
+    def say_auth_refused(self, code: int, reason: str) -> None: ...
 
     @abstractmethod
     def say_messages(self, topic: str, begin: int, payloads: list[bytes]) -> None: ...
@@ -202,6 +226,17 @@ class Connection(asyncio.Protocol, ABC):
             case Ping(timestamp):
                 if self.peer.pongs:
                     self.say_pong(timestamp)
+            case Auth(token):
+                if not self.peer.knows_tokens:
+                    self.transport.close()
+                elif token in self.peer.refused_tokens:
+                    self.refuse(*self.peer.refused_tokens[token])
+                else:
+                    self.say_auth_ok(self.peer.valid_ms)
+
+    def refuse(self, code: int, reason: str) -> None:
+        self.say_auth_refused(code, reason)
+        self.transport.close()
 
     def acknowledge(self) -> None:
         if self.unacknowledged is not None:

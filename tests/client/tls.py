@@ -1,40 +1,12 @@
-"""TLS as a load balancer offers it: a self-signed certificate, and a proxy to a plain-text server."""
+"""TLS as a load balancer offers it: a proxy to a plain-text server."""
 
 import asyncio
 import ssl
-import subprocess
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple, Self
 
+from tests.certificates import Certificate
 from tests.fakes.raw_server import raw_server
-
-
-class Certificate(NamedTuple):
-    """Self-signed certificate for localhost."""
-
-    certificate: Path
-    key: Path
-
-    @classmethod
-    def make(cls, directory: Path) -> Self:
-        made = cls(directory / "certificate.pem", directory / "key.pem")
-        subprocess.run(
-            [
-                *("openssl", "req", "-x509", "-nodes", "-days", "2", "-subj", "/CN=localhost"),
-                *("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1"),
-                *("-addext", "subjectAltName=DNS:localhost"),
-                *("-keyout", str(made.key), "-out", str(made.certificate)),
-            ],
-            check=True,
-            capture_output=True,
-        )
-        return made
-
-    def trusted(self) -> ssl.SSLContext:
-        """Context of a client that trusts the certificate."""
-        return ssl.create_default_context(cafile=self.certificate)
 
 
 @asynccontextmanager

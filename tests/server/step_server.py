@@ -15,7 +15,7 @@ from headrace.config.protocols import LoguxSettings
 from headrace.config.settings import ClockSettings, Config, Journal, Limits, PrefixRule, Segment
 from headrace.log.store import Store
 from headrace.model import Durability
-from headrace.server.access import Credentials
+from headrace.server.access import Access
 from headrace.server.clock import SteadyClock
 from headrace.server.diagnostics import Health
 from headrace.server.logux.connection import Logux
@@ -50,14 +50,14 @@ class StepServer:
             raise AssertionError(reason)
 
         broker = Broker(self.steps.store, self.runner, failed)
-        self.connections = Connections(broker, Limits(), Metrics(), health_of(self.steps.store))
+        self.connections = Connections(broker, Limits(), Metrics(), *open_to_all(self.steps.store))
         self.wombats = HeardConnections(self.connections)
         self.logux = Logux(
             self.connections,
             self.runner,
             self.ids,
             LoguxSettings(),
-            Credentials([], lambda host, credentials: True),
+            None,
             None,
             lambda: 1_700_000_000_000,
         )
@@ -129,8 +129,8 @@ def frames(data: bytes) -> Iterator[bytes]:
         data = data[at + size :]
 
 
-def health_of(store: Store) -> Health:
-    """Return a `Health` whose clock stands still."""
+def open_to_all(store: Store) -> tuple[Health, Access]:
+    """Return a `Health` whose clock stands still, and no access control."""
     clock = SteadyClock(
         ClockSettings(),
         wall_ms=lambda: 0,
@@ -140,4 +140,5 @@ def health_of(store: Store) -> Health:
         saved=None,
         newest_ms=0,
     )
-    return Health(store, clock)
+    access = Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, Metrics())
+    return Health(store, clock, access), access

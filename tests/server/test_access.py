@@ -24,9 +24,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     file = directory / "headrace.toml"
     upper = hashlib.sha256(OTHER.encode()).hexdigest().upper()
     file.write_text(f'{entry("one", TOKEN)}[[access.token]]\nname = "two"\nsha256 = "{upper}"\n')
+    with ServerProcess(directory / "data") as server, connect_blocking(server.figg_url) as client:
+        client.publish("topic", b"foo")
     with ServerProcess(directory / "data", "--config", str(file)) as server:
-        with connect_blocking(server.figg_url) as client:
-            client.publish("topic", b"foo")
         yield server
         assert TOKEN not in server.stderr
         assert OTHER not in server.stderr

@@ -19,7 +19,7 @@ from headrace.server.peers.connection import COMMANDS_AT_ONCE_MAX
 from headrace.server.peers.connections import Connections
 from headrace.server.topic_connection import FiggConnection
 from tests.fakes.store import StepStore
-from tests.server.step_server import health_of
+from tests.server.step_server import open_to_all
 from tests.system.figg import foreign as figg
 
 WAIT_S = 10.0
@@ -42,7 +42,7 @@ class Figg:
 
         broker.subscribe = record  # type: ignore[method-assign]
         self.connections = Connections(
-            broker, config.limits, Metrics(), health_of(self.store.store)
+            broker, config.limits, Metrics(), *open_to_all(self.store.store)
         )
 
     async def listen(self) -> None:

@@ -127,7 +127,7 @@ def kill_in_upload(server: ServerProcess, files: list[bytes], number: int) -> No
     stage(server, min(files, key=len))
     body = b"".join(files)  # the server writes a file after the first MiB
     with socket.create_connection(server.http) as sock:
-        head = f"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body[: len(body) // 2])
         staged = server.data_dir / "staged"
         wait_until(lambda: len(list(staged.iterdir())) == 2, 30, "a half of an upload")
@@ -294,7 +294,7 @@ def test_what_is_being_uploaded_when_the_server_stops_leaves_nothing(start: Star
     server = start()
     body = bodies(make_rows(1), 1, random.Random(1))[0]
     with socket.create_connection(server.http) as sock:
-        head = f"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+        head = f"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
         sock.sendall(head.encode() + body[: len(body) // 2])
         staged = server.data_dir / "staged"
         wait_until(lambda: list(staged.iterdir()), 30, "a half of an upload")

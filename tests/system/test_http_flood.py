@@ -61,7 +61,7 @@ FLOODS = {
     "one header": (b"GET /metrics HTTP/1.1\r\nA: ", b"b" * 120_000, 431),
     "a URL": (b"GET /metrics?", b"b" * 120_000, 414),
     "a body": (
-        b"POST /v1/batches HTTP/1.1\r\nHost: x\r\nContent-Length: 99999999999999999999\r\n\r\n",
+        b"POST /v1/batches HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999\r\n\r\n",
         b"b" * 120_000,
         413,
     ),
@@ -93,7 +93,7 @@ def test_requests_without_an_end_cost_bounded_memory_and_nobody_a_ping(
 def test_many_peers_with_half_a_request_each_cost_bounded_memory(start: Start) -> None:
     server = start("--set=limits.requests_bytes_max=16777216")
     before = resident_bytes(server.pid)
-    head = b"GET /healthz?" + b"x" * 60_000 + b" HTTP/1.1\r\nHost: x\r\n"
+    head = b"GET /healthz?" + b"x" * 60_000 + b" HTTP/1.1\r\nHost: localhost\r\n"
     room = 16_777_216 // len(head)
     with ExitStack() as stack, Wire(server.figg) as neighbour:
         peers = []

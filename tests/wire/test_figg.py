@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import CONTROLS_AT_ONCE_MAX, ClientDecoder, ServerDecoder
 
@@ -47,7 +47,7 @@ def read_vectors() -> list[Vector]:
 def parse_vector(line: int, words: list[str], body: str) -> Vector:
     frames, hexadecimal = [], ""
     for row in body.splitlines():
-        if found := re.fullmatch(r"([A-Z]+)((?: [a-z_]+=(?:\"(?:[^\"\\]|\\.)*\"|\d+))+)", row):
+        if found := re.fullmatch(r"([A-Z_]+)((?: [a-z_]+=(?:\"(?:[^\"\\]|\\.)*\"|\d+))+)", row):
             fields = re.findall(r" ([a-z_]+)=(\"(?:[^\"\\]|\\.)*\"|\d+)", found[2])
             frames.append(Frame(found[1], tuple((key, json.loads(value)) for key, value in fields)))
         else:
@@ -88,7 +88,8 @@ def split(message: figg.ToServer | figg.ToClient) -> list[Frame]:
     fields.pop("refused", None)  # only for the server, not on the wire
     if isinstance(message, readers.Records):
         fields["data"] = message.data[4:].decode()
-    return [frame(type(message).__name__.upper(), **fields)]
+    of_auth = tokens.NAMES.get(tokens.TYPES.get(type(message)))
+    return [frame((of_auth or type(message).__name__).upper(), **fields)]
 
 
 def frame(name: str, **fields: object) -> Frame:
@@ -97,6 +98,8 @@ def frame(name: str, **fields: object) -> Frame:
 
 def encode(frame: Frame) -> bytes:
     fields: dict[str, object] = dict(frame.fields)
+    if frame.name in OF_AUTH:
+        return OF_AUTH[frame.name](**fields)
     if frame.name in OF_READERS:
         return encode_of_reader(frame.name, fields)
     data = str(fields.get("data", "")).encode()
@@ -159,6 +162,12 @@ def test_what_is_no_publish_is_not_told_as_one(data: bytes) -> None:
     assert isinstance(bad, figg.Bad) and bad.refused is None
 
 
+OF_AUTH = {
+    "AUTH": figg.encode_auth,
+    "AUTH_OK": lambda **fields: figg.encode_auth_answer(tokens.AuthOk(**fields)),
+    "AUTH_REFUSED": lambda **fields: figg.encode_auth_answer(tokens.AuthRefused(**fields)),
+}
+
 OF_READERS = {
     "READ": (readers.Read, figg.encode_of_reader),
     "WAITING": (readers.Waiting, figg.encode_of_reader),
@@ -187,6 +196,8 @@ def test_the_page_shows_every_message_and_every_kind_of_vector() -> None:
     sent_by_server = {("server", name) for name in ("ATTACHED", "DETACHED", "ACK", "DATA", "PONG")}
     sent_by_client |= {("client", name) for name in ("READ", "HANDLED")}
     sent_by_server |= {("server", name) for name in OF_READERS.keys() - {"READ", "HANDLED"}}
+    sent_by_client.add(("client", "AUTH"))
+    sent_by_server |= {("server", "AUTH_OK"), ("server", "AUTH_REFUSED")}
     assert shown == sent_by_client | sent_by_server | {("client", "BAD"), ("server", "BAD")}
     assert {vector.kind for vector in VECTORS} == {"", "read-only", "bad"}
 

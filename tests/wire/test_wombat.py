@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headrace.model import PAYLOAD_BYTES_MAX, TOPIC_BYTES_MAX, Refusal, is_reserved
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder, ServerDecoder
 
@@ -86,7 +86,8 @@ def seen(vector: Vector) -> tuple[str, dict[str, Any]]:
     named = message._asdict() if isinstance(message, tuple) else msgspec.structs.asdict(message)
     fields = {key: value for key, value in named.items() if value is not None}
     fields.pop("refused", None)  # only for the server, not on the wire
-    return type(message).__name__.upper(), fields
+    of_auth = tokens.NAMES.get(tokens.TYPES.get(type(message)))
+    return (of_auth or type(message).__name__).upper(), fields
 
 
 def encode(name: str, fields: dict[str, Any]) -> bytes:
@@ -128,6 +129,12 @@ def encode(name: str, fields: dict[str, Any]) -> bytes:
             return unframed(wombat.encode_reader_answer(readers.Records(*position, record)))
         case "STORED":
             return unframed(wombat.encode_reader_answer(readers.Stored(**fields)))
+        case "AUTH":
+            return wombat.encode_auth(**fields)
+        case "AUTH_OK":
+            return unframed(wombat.encode_auth_answer(tokens.AuthOk(**fields)))
+        case "AUTH_REFUSED":
+            return unframed(wombat.encode_auth_answer(tokens.AuthRefused(**fields)))
         case "LOST":
             return unframed(wombat.encode_reader_answer(readers.Lost(**fields)))
         case _:
@@ -167,6 +174,8 @@ def test_the_page_shows_every_message_and_every_kind_of_vector() -> None:
     sent_by_client = {("client", name) for name in ("ATTACH", "DETACH", "PUBLISH", "PING", "BAD")}
     sent_by_client |= {("client", "READ"), ("client", "HANDLED")}
     answers = ("ATTACHED", "DETACHED", "ACK", "PAYLOAD", "PONG")
+    sent_by_client.add(("client", "AUTH"))
+    answers += ("AUTH_OK", "AUTH_REFUSED")
     answers += ("WAITING", "READING", "RECORDS", "STORED", "LOST")
     assert shown == sent_by_client | {("server", name) for name in answers}
     assert {vector.kind for vector in VECTORS} == {"", "read-only", "bad"}

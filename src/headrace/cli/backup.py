@@ -9,6 +9,7 @@ from headrace import __version__
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import CommandError, ProgressBar, moment, note, print_json
+from headrace.cli.token import damage_of
 from headrace.printing import counted, size
 
 if TYPE_CHECKING:
@@ -79,7 +80,8 @@ def restore(
     _print(made, f"restored {source} to {directory}", as_json=as_json)
     if revoked is None:
         note(
-            "what was destroyed, trimmed or dropped since the backup is back; --old DIR leaves it out"
+            "what was destroyed, trimmed or dropped since the backup is back, and tokens that were revoked "
+            "since then are valid; --old DIR leaves that out"
         )
     else:
         note(
@@ -96,7 +98,7 @@ def _verify(directory: Path) -> None:
 
     with ProgressBar() as bar:
         report = verify(directory, (), bar.advance_to)
-    if report.damaged:
+    if report.damaged or damage_of(directory):
         raise CommandError(
             f"{directory} is finished, but some of it is damaged: "
             f"`headrace verify --data-dir {directory}` names what"

@@ -18,7 +18,7 @@ from headrace.cli.common.output import discard_output, note
 from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
 from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import text_or_base64
-from headrace.printing import counted, printable, size
+from headrace.printing import counted, printable, printable_json, size
 
 T = TypeVar("T")
 
@@ -55,11 +55,12 @@ class MemberFlags(NamedTuple):
     ]
     http: options.Http = None
     token: options.Token = None
+    tls: options.TlsFlags = options.TlsFlags()
     timeout_s: options.Timeout = 5.0
 
     @property
     def _api(self) -> HttpApi:
-        return options.http_api(self.http, self.token)
+        return options.http_api(self.http, self.token, self.tls.files)
 
     def is_member(self) -> bool:
         try:
@@ -271,7 +272,7 @@ class _Printer:
         line: dict[str, Any] = {"channel": self._member.name, place: told["offset"]}
         line |= {key: told[key] for key in ("processor", "number", "ms") if key in told}
         line |= {field: value} if data is None else text_or_base64(f"{field}_bytes", data)
-        out.write(json.dumps(line, ensure_ascii=False).encode() + b"\n")
+        out.write(printable_json(line).encode() + b"\n")
 
     def _wait_for_server(self, error: UnreachableError) -> None:
         self._warn(f"{error}; trying again")

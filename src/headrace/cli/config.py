@@ -102,7 +102,7 @@ def _to_toml(loaded: Loaded) -> str:
             ]
             if _shown_of(loaded.config, setting.key) != value_of(loaded.config, setting.key):
                 lines[-1] = f"# masked, set it yourself: {lines[-1]}"
-    lines += ["", "# Tokens for clients. Without any, the HTTP API is open to everyone."]
+    lines += ["", "# Tokens for clients, besides those of `headrace token`."]
     for token in loaded.config.access.token:
         lines += _table_lines("access.token", token)
     lines += [
@@ -234,6 +234,8 @@ def _plain(value: Any) -> Any:
 
 def _literal(value: Any) -> str:
     """Return the value as TOML, whose strings equal JSON strings without escaped surrogate pairs."""
+    if isinstance(value, bool):
+        return str(value).lower()
     if isinstance(value, int | float):
         return repr(value)
     if isinstance(plain := _plain(value), list):

@@ -1,6 +1,5 @@
 """`headrace inspect` and `headrace verify`: show one topic in full, and check the log for damage."""
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +10,9 @@ from headrace.cli.common import options
 from headrace.cli.common.options import argument
 from headrace.cli.common.output import ProgressBar, moment, print_facts, print_table
 from headrace.cli.common.server import UnreachableError, request
-from headrace.printing import counted, printable, size
+from headrace.cli.token import damage_of
+from headrace.log.layout import TOKENS_NAME
+from headrace.printing import counted, printable, printable_json, size
 
 if TYPE_CHECKING:
     from headrace.log.verify.verify import Report
@@ -36,7 +37,7 @@ def inspect(
     options.only_one(data_dir=data.data_dir is not None, http=server.http is not None)
     found = _find(topic, data, server)
     if as_json:
-        typer.echo(json.dumps(found, indent=2, ensure_ascii=False))
+        typer.echo(printable_json(found, indent=2))
     else:
         _print(found)
 
@@ -138,10 +139,14 @@ def verify(
     headrace verify
     headrace verify greetings --data-dir /var/lib/headrace
     """
+    from headrace.log.verify.checks import Damage
     from headrace.log.verify.verify import verify as check
 
     with ProgressBar() as bar:
         report = check(data.config.data_dir, topics or [], bar.advance_to)
+    if not topics and (reason := damage_of(data.config.data_dir)):
+        report.damages.append(Damage(TOKENS_NAME, reason))
+        report.damaged = True
     if as_json:
         sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
     else:

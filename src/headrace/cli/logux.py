@@ -12,6 +12,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
+from headrace.cli.common.server import tls_options
 from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import print_records
 from headrace.config.settings import Listen
@@ -66,6 +67,8 @@ def add(
     ws: Ws = None,
     token: options.Token = None,
     timeout_s: options.Timeout = 5.0,
+    *,
+    tls: options.TlsFlags,
 ) -> None:
     """Add events to a log of Logux.
 
@@ -79,9 +82,20 @@ def add(
     check_topic_name(LOGUX_PREFIX + log)
     import uvloop
 
+    from headrace.client import connect
+
     shown = options.http_api(None, token).token
     try:
-        uvloop.run(_add(_url(ws, log), log, given, host, shown, timeout_s))
+        url = _url(ws, log)
+        client = connect(
+            url,
+            store=None,
+            host=host,
+            credentials=shown,
+            connect_timeout_s=timeout_s,
+            **tls_options(url, tls.files),
+        )
+        uvloop.run(_add(client, log, given, timeout_s))
     except ConnectTimeoutError as error:
         raise CommandError(with_hint(str(error))) from None
 
@@ -130,12 +144,7 @@ def _url(ws: str | None, log: str) -> str:
     return f"logux{tls}://{rest.rstrip('/')}/{quote(log, safe='')}"
 
 
-async def _add(
-    url: str, log: str, given: Input, host: str | None, token: str | None, timeout_s: float
-) -> None:
-    from headrace.client import connect
-
-    client = connect(url, store=None, host=host, credentials=token, connect_timeout_s=timeout_s)
+async def _add(client: "LoguxClient", log: str, given: Input, timeout_s: float) -> None:
     added = 0
     try:
         async with client:

@@ -20,12 +20,13 @@ from headrace.cli import (
     publish,
     serve,
     subscribe,
+    token,
     topics,
 )
 from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
 from headrace.cli.pipeline import jobs
-from headrace.errors import BadTopicNameError, ConfigError, HeadraceError
+from headrace.errors import BadGrantError, BadTopicNameError, ConfigError, HeadraceError
 from headrace.printing import described, masked
 
 app = App(
@@ -45,6 +46,7 @@ channels.app.command("follow")(channel_messages.follow)
 channels.app.command("fetch")(channel_messages.fetch)
 app.add_typer(logux.app, name="logux")
 app.add_typer(serve.clock_app, name="clock")
+app.add_typer(token.app, name="token")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(topics.delete)
 app.command("verify")(inspect.verify)
@@ -139,7 +141,7 @@ def _explain(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         discard_output()
         return 1
-    if isinstance(error, ConfigError | BadTopicNameError):
+    if isinstance(error, ConfigError | BadGrantError | BadTopicNameError):
         _say(str(error))
         return 2
     if isinstance(error, OSError) and error.strerror:

@@ -229,6 +229,8 @@ def publish(
     ] = False,
     url: options.Url = None,
     timeout_s: options.Timeout = 5.0,
+    *,
+    tls: options.TlsFlags,
 ) -> None:
     """Append records to a topic.
 
@@ -254,6 +256,7 @@ def publish(
             options.url_or_default(url),
             timeout_s,
             lambda client: publisher.publish_all(client, records),
+            tls=tls.files,
         )
     finally:
         publisher.summarise()

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import contextlib
-import json
 import os
 import select
 import stat
@@ -30,7 +29,7 @@ from headrace.cli.common.server import (
 from headrace.config.values import KeyValues
 from headrace.errors import ReaderLostError
 from headrace.model import check_topic_name
-from headrace.printing import printable, quoted
+from headrace.printing import printable, printable_json, quoted
 
 if TYPE_CHECKING:
     from headrace.client import Client, Message, Missed, ReaderChange, Subscription
@@ -170,7 +169,7 @@ def print_records(
         raise UsageError(
             "--last, --since and --until-end ask the HTTP API: name it as well as --url, with --http"
         )
-    api = options.http_api(connection.http, connection.token)
+    api = options.http_api(connection.http, connection.token, connection.tls.files)
     end = None
     if until_end:
         found = _find(api, topic)
@@ -215,6 +214,7 @@ def print_records(
             url,
             connection.timeout_s,
             printer.print_all,
+            tls=connection.tls.files,
             patient=True,
             lake=lake,
             lake_options=lake_options,
@@ -357,7 +357,7 @@ class _Printer:
         if message.time is not None:
             line |= {"ordinal": message.ordinal, "epoch": message.epoch, "time": message.time}
         line |= fields
-        return json.dumps(line, ensure_ascii=False).encode() + b"\n"
+        return printable_json(line).encode() + b"\n"
 
     def _report_reader(self, change: "ReaderChange") -> None:
         if change.state == "waiting":

@@ -26,14 +26,15 @@ if TYPE_CHECKING:
 FIGG_PORT = 8119
 WEBSOCKET_PORT = 8120
 TLS_PORT = 443
-"""The server does not support TLS. A load balancer does, and usually listens on this port."""
+"""Default port of WebSocket with TLS, where load balancers usually listen."""
 
 DEFAULT_URL = f"figg://127.0.0.1:{FIGG_PORT}"
 
-TOPICS = ("figg", "wombat", "wombats")
+FIGG = ("figg", "figgs")
+TOPICS = (*FIGG, "wombat", "wombats")
 LOGUX = ("logux", "loguxs")
 CHANNELS = ("channel", "channels")
-"""URL schemes. Those that end with `s` are encrypted."""
+"""URL schemes. Those that end with `s` use TLS."""
 
 HEADER_BYTES_MAX = 4096
 """Bytes that a Wombat or Logux message may have besides those that its protocol limits."""
@@ -117,19 +118,18 @@ def parse_url(text: str, schemes: tuple[str, ...]) -> Url:
 
 
 def _topics_client(url: Url, options: Options) -> Client:
-    return _figg_client(url, options) if url.scheme == "figg" else _wombat_client(url, options)
+    return _figg_client(url, options) if url.scheme in FIGG else _wombat_client(url, options)
 
 
 def _figg_client(url: Url, options: Options) -> Client:
     if url.path not in ("", "/"):
         raise ConfigError(f"{url.text} has more than a host and a port")
-    if options.ssl is not None:
-        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for wombats://")
     if options.resend_s is not None:
         raise ConfigError("resend_s is for wombat:// only: other protocols do not send again")
     session = FiggClientSession(**options.for_session())
     port = url.port or FIGG_PORT
-    return Client(url.text, session, lambda link: TcpConnection(link, url.host, port), options)
+    ssl = options.tls_context(url.text, is_encrypted=url.scheme == "figgs")
+    return Client(url.text, session, lambda link: TcpConnection(link, url.host, port, ssl), options)
 
 
 def _wombat_client(url: Url, options: Options) -> Client:
@@ -171,13 +171,12 @@ def _websocket(url: Url, path: str, options: LinkOptions, message_bytes_max: int
     from headrace.client.websocket import WebSocketTransport
 
     is_encrypted = url.scheme.endswith("s")
-    if options.ssl is not None and not is_encrypted:
-        raise ConfigError(f"{url.text} is not encrypted: `ssl` is for {url.scheme}s://")
+    ssl = options.tls_context(url.text, is_encrypted=is_encrypted)
     port = url.port or (TLS_PORT if is_encrypted else WEBSOCKET_PORT)
     address = f"[{url.host}]" if ":" in url.host else url.host
     place = f"{'wss' if is_encrypted else 'ws'}://{address}:{port}{path}"
     return lambda link: WebSocketTransport(
-        link, url.host, port, url=place, ssl=options.ssl, message_bytes_max=message_bytes_max
+        link, url.host, port, url=place, ssl=ssl, message_bytes_max=message_bytes_max
     )
 
 

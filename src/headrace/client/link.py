@@ -4,17 +4,21 @@
 """
 
 import asyncio
+import os
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
+from os import PathLike
 from ssl import SSLContext
 from time import monotonic
 from typing import Any, Generic, TypedDict
 
+from headrace.client.token import NoTokenError, Token, TokenSource, check_token, exposure
 from headrace.client.transport import CLOSED_BY_SERVER, WRITE_BYTES_MAX, MakeConnection, Transport
 from headrace.errors import ConfigError
 from headrace.session.client import Broken, ConnectionState, E, Finished, LinkedSession
+from headrace.tls import TlsFiles
 
 Backoff = Callable[[int], float]
 """Return the seconds to wait after the failed attempt with this number. Attempts count from 0. They start
@@ -56,17 +60,60 @@ class LinkOptions:
     flush_timeout_s: float = 5.0
     """Seconds that closing waits for the server to have everything; 0: it does not wait."""
 
+    ca: str | PathLike[str] | None = None
+    """File in PEM with the authorities that a server's certificate may come from, for URLs that begin with
+    `figgs`, `wombats`, `loguxs` or `channels`. None: the system's authorities."""
+
+    cert: str | PathLike[str] | None = None
+    """File in PEM with the client's own certificate, for servers that know clients by theirs."""
+
+    key: str | PathLike[str] | None = None
+    """File in PEM with the key of that certificate. None: the key is in the same file."""
+
     ssl: SSLContext | None = None
-    """TLS context that verifies a server whose URL begins with `wombats`, `loguxs` or `channels`; None: its
-    name and the system's authorities."""
+    """TLS context in place of `ca`, `cert` and `key`, for other requirements."""
+
+    def tls_context(self, url: str, *, is_encrypted: bool) -> SSLContext | None:
+        """Return the context for a URL; None without TLS. Raises `ConfigError`."""
+        files = TlsFiles(*(os.fspath(one or "") for one in (self.ca, self.cert, self.key)))
+        if not is_encrypted and (self.ssl is not None or any(files)):
+            scheme, _, rest = url.partition("://")
+            raise ConfigError(
+                f"{url} is not encrypted: `ssl`, `ca`, `cert` and `key` are for {scheme}s://{rest}"
+            )
+        if self.ssl is not None and any(files):
+            raise ConfigError(
+                "`ssl` takes the place of `ca`, `cert` and `key`: give one or the other"
+            )
+        return (self.ssl or files.context()) if is_encrypted else None
+
+    token: Any = field(default=None, repr=False)
+    """Token to show to the server, or a function that returns one and may be asynchronous. The function is
+    called for each connection, and before the token expires. None: the client shows nothing."""
+
+    insecure_token: bool = False
+    """True: send the token also without TLS to an address that is not of this machine, where others can read
+    it."""
 
     def __post_init__(self) -> None:
+        self._check_token()
+        if not isinstance(self.insecure_token, bool):
+            raise ConfigError(f"insecure_token must be True or False, not {self.insecure_token!r}")
         self._check_function("backoff")
         if self.ssl is not None and not isinstance(self.ssl, SSLContext):
             raise ConfigError(f"ssl must be an ssl.SSLContext, not {self.ssl!r}")
         self._check_numbers("attempt_timeout_s")
         self._check_numbers("connect_timeout_s", may_be_none=True)
         self._check_numbers("flush_timeout_s", may_be_zero=True)
+
+    def _check_token(self) -> None:
+        check_token(self.token)
+
+    @property
+    def shown_token(self) -> Token | None:
+        """The token that the link handles."""
+        found: Token | None = self.token
+        return found
 
     def _check_function(self, name: str) -> None:
         value = getattr(self, name)
@@ -106,11 +153,19 @@ class LinkOptionsDict(TypedDict, total=False):
     attempt_timeout_s: float
     backoff: Backoff | None
     flush_timeout_s: float
+    ca: str | PathLike[str] | None
+    cert: str | PathLike[str] | None
+    key: str | PathLike[str] | None
     ssl: SSLContext | None
+    token: Any
+    insecure_token: bool
 
 
 WELL_S = 10.0
 """After a connection that lasted this many seconds, the backoff starts over, however the connection ended."""
+
+RENEW_RETRY_S = 1.0
+"""Seconds until a function that has given no token is asked again."""
 
 CLOSE_TIMEOUT_S = 1.0
 """Seconds that a closing connection may take to send its last bytes."""
@@ -137,6 +192,9 @@ class Link(Generic[E]):
         self._make_connection = make_connection
         self._backoff = options.backoff or exponential()
         self._attempt_timeout_s = options.attempt_timeout_s
+        self._token = TokenSource(options.shown_token)
+        self._insecure_token = options.insecure_token
+        self._renewing: asyncio.Task[None] | None = None
         self._handle = handle
         self._changed = changed
         self._failed = failed
@@ -145,6 +203,8 @@ class Link(Generic[E]):
         """Time since which the session is connected; None before."""
         self._heard = self._left = False
         """For this connection. `_heard`: the server has sent data. `_left`: we have ended the connection."""
+        self._explained = ""
+        """Reason for the end of the last connection, as the session explains it."""
         self._parting = ""
         """Reason why we are closing the connection; empty if we are not."""
         self._attempt = 0
@@ -226,8 +286,16 @@ class Link(Generic[E]):
 
     async def _connect_once(self) -> str:
         """Connect and stay connected; return the reason why the attempt or connection ended."""
-        connection = self._make_connection(self)
         timeout_s = self._attempt_timeout_s
+        try:
+            async with asyncio.timeout(timeout_s):
+                self.session.token = await self._token.get()
+        except NoTokenError as error:
+            return str(error)
+        except TimeoutError:
+            return f"the function for the token has returned nothing within {timeout_s:g} s"
+        self.session.token_changes = self._token.changes
+        connection = self._make_connection(self)
         try:
             async with asyncio.timeout(timeout_s):
                 await connection.dial()
@@ -238,7 +306,7 @@ class Link(Generic[E]):
             silence = f"no answer within {timeout_s:g} s"
             return str(error) or (silence if isinstance(error, TimeoutError) else CLOSED_BY_SERVER)
         reason = await asyncio.shield(connection.lost)
-        return self._parting or reason
+        return self._parting or self._explained or reason
 
     def _was_well(self) -> bool:
         """Return True if the backoff starts over with the next attempt.
@@ -258,11 +326,36 @@ class Link(Generic[E]):
 
     def _tick(self) -> None:
         self._timer = None
-        self.take(self.session.tick(monotonic(), self.reading))
+        now = monotonic()
+        if now >= self._renew_at:
+            self.session.renew_at = inf
+            self._renewing = self.loop.create_task(self._renew())
+        self.take(self.session.tick(now, self.reading))
+
+    @property
+    def _renew_at(self) -> float:
+        """Time to ask the application for a new token; inf if it has only one."""
+        return self.session.renew_at if self._token.changes else inf
+
+    async def _renew(self) -> None:
+        connection = self._connection
+        try:
+            token = await self._token.get()
+        except NoTokenError:
+            # The present token is still valid. If it expires, the next connection reports the reason.
+            token = None
+        if self._connection is not connection or connection is None:
+            return
+        if token is None:
+            self.session.renew_at = monotonic() + RENEW_RETRY_S
+        else:
+            self.session.renew(token, monotonic())
+        self.send()
+        self._schedule_tick()
 
     def _schedule_tick(self) -> None:
         """Schedule the session's next tick. An earlier tick that is scheduled stays: it will check again."""
-        tick_at = self.session.tick_at
+        tick_at = min(self.session.tick_at, self._renew_at)
         if tick_at == inf:
             return
         if self._timer is not None:
@@ -293,17 +386,35 @@ class Link(Generic[E]):
 
     def opened(self, connection: Transport) -> None:
         self._connection = connection
-        self._parting = ""
+        self._parting = self._explained = ""
         self.reading = True
+        if reason := self._exposure_of_token(connection):
+            self._left = True
+            self._handle(self.session.refuse(reason))
+            # uvloop does not close the socket of a transport that is aborted before it is announced.
+            self.loop.call_soon(connection.drop, reason)
+            return
         self.session.opened(monotonic())
         self.take([])
 
+    def _exposure_of_token(self, connection: Transport) -> str:
+        """Return why others could read the token on this connection; empty if they could not."""
+        if self.session.token is None or self._insecure_token:
+            return ""
+        return exposure(connection.transport)
+
     def received(self, chunks: Sequence[bytes]) -> None:
+        if self.session.is_refused:
+            return
         self._heard = True
         self.take(self.session.receive_data(chunks, monotonic()))
 
     def closed(self, reason: str) -> None:
+        reason = self._explained = self.session.explain(reason)
         connection, self._connection = self._connection, None
+        if self._renewing is not None:
+            self._renewing.cancel()
+            self._renewing = None
         if connection is not None and connection.was_hung_up:
             self._handle(self.session.hung_up(reason, monotonic()))
         if not self._task.done():  # else `stop` has ended it, or the task failed

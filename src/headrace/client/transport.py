@@ -8,10 +8,13 @@ import asyncio
 import os
 import socket
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from ssl import SSLContext, SSLError
 from typing import TYPE_CHECKING, Any, cast
 
 from headrace.printing import unreachable
+from headrace.tls import failure, unanswered
 
 if TYPE_CHECKING:
     from headrace.client.link import Link
@@ -103,16 +106,24 @@ MakeConnection = Callable[["Link[Any]"], Transport]
 
 
 class TcpConnection(Transport, asyncio.Protocol):
-    """A connection over plain TCP, for protocols that frame their own messages."""
+    """A connection over TCP, plain or with TLS, for protocols that frame their own messages."""
 
-    def __init__(self, link: "Link[Any]", host: str, port: int) -> None:
+    def __init__(
+        self, link: "Link[Any]", host: str, port: int, ssl: SSLContext | None = None
+    ) -> None:
         super().__init__(link)
         self._host = host
         self._port = port
+        self._ssl = ssl
 
     async def dial(self) -> None:
         sock = await open_socket(self._host, self._port)
-        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+        connect = asyncio.get_running_loop().create_connection
+        if self._ssl is None:
+            await connect(lambda: self, sock=sock)
+            return
+        with told_of_tls(self._host, self._port):
+            await connect(lambda: self, sock=sock, ssl=self._ssl, server_hostname=self._host)
 
     def write(self, frames: list[bytes]) -> None:
         self.transport.write(b"".join(frames))
@@ -133,7 +144,25 @@ class TcpConnection(Transport, asyncio.Protocol):
         self.was_hung_up = True  # asyncio closes the transport after this
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._lost(str(error or "") or CLOSED_BY_SERVER)
+        if isinstance(error, SSLError):
+            self._lost(failure(error, place_of(self._host, self._port)))
+        else:
+            self._lost(str(error or "") or CLOSED_BY_SERVER)
+
+
+@contextmanager
+def told_of_tls(host: str, port: int) -> Iterator[None]:
+    """Raise a ConnectionError that says in words why the TLS handshake in the block has failed."""
+    try:
+        yield
+    except SSLError as error:
+        raise ConnectionError(failure(error, place_of(host, port))) from None
+    except ConnectionError:
+        raise ConnectionError(unanswered(place_of(host, port))) from None
+
+
+def place_of(host: str, port: int) -> str:
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 async def open_socket(host: str, port: int) -> socket.socket:
@@ -142,7 +171,7 @@ async def open_socket(host: str, port: int) -> socket.socket:
     Raises an OSError with a readable message if none answers: the error of the last address tried.
     """
     loop = asyncio.get_running_loop()
-    place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    place = place_of(host, port)
     error: OSError | None = None
     try:
         found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)

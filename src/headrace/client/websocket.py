@@ -9,10 +9,15 @@ import logging
 import os
 import socket
 from contextlib import suppress
-from ssl import SSLContext
+from ssl import SSLContext, SSLError
 from typing import TYPE_CHECKING, Any
 
-from headrace.client.transport import CLOSED_BY_SERVER, Transport, open_socket
+from headrace.client.transport import (
+    CLOSED_BY_SERVER,
+    Transport,
+    open_socket,
+    place_of,
+)
 from headrace.picows_adapter import (
     WSCloseCode,
     WSError,
@@ -24,6 +29,7 @@ from headrace.picows_adapter import (
     ws_connect,
 )
 from headrace.printing import described
+from headrace.tls import failure
 from headrace.wire.websocket import KEY_BYTES, masked_frames
 
 if TYPE_CHECKING:
@@ -56,7 +62,7 @@ class WebSocketTransport(Transport, WSListener):
         ssl: SSLContext | None,
         message_bytes_max: int,
     ) -> None:
-        """Prepare to connect. The handshake names `url`; `wss` without `ssl` uses the default TLS context."""
+        """Prepare to connect. The handshake names `url`, and `ssl` is the context of `wss`."""
         super().__init__(link)
         self._host = host
         self._port = port
@@ -90,6 +96,9 @@ class WebSocketTransport(Transport, WSListener):
                 sock.shutdown(socket.SHUT_RDWR)
             if isinstance(error, WSError):
                 raise ConnectionError(_refusal(error)) from None
+            if self._ssl is not None and isinstance(error, SSLError):
+                place = place_of(self._host, self._port)
+                raise ConnectionError(failure(error, place)) from None
             raise
         if listener is None:
             raise ConnectionError(f"{CLOSED_BY_SERVER} during the WebSocket handshake")

@@ -20,18 +20,22 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
+from headrace.access.grants import configured
 from headrace.config.protocols import AccessToken
 from headrace.config.settings import BUILT_IN_RULES, Config, PrefixRule
 from headrace.config.values import (
     NUMBER_MAX,
     UNITS_HELP,
     Address,
+    Grants,
+    HostNames,
     KeyValues,
+    ListenerNames,
     Origins,
     Quantity,
     ReaderNames,
 )
-from headrace.errors import ConfigError
+from headrace.errors import BadGrantError, ConfigError
 from headrace.printing import quoted
 
 CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
@@ -40,6 +44,7 @@ CONFIG_FILE_VARIABLE = "HEADRACE_CONFIG"
 # every container beside a service called "headrace".
 _OTHER_VARIABLES = {
     *(CONFIG_FILE_VARIABLE, "HEADRACE_URL", "HEADRACE_HTTP", "HEADRACE_WS", "HEADRACE_TOKEN"),
+    *("HEADRACE_CA", "HEADRACE_CERT", "HEADRACE_KEY"),
     *("HEADRACE_TORTURE", "HEADRACE_SEED", "HEADRACE_REQUIRE_TOOLS"),
     "HEADRACE_PORT",
 }
@@ -126,6 +131,8 @@ def load(
     _check_listeners(config, origins)
     for rule in config.topics:
         _check_rule(rule, origins["topics"])
+    for token in config.access.token:
+        _check_grants(token, origins["access.token"])
     return Loaded(config, origins)
 
 
@@ -193,9 +200,13 @@ _ALLOWED: dict[Any, str] = {
     Origins: "a list of origins such as https://app.example.com, which are let in besides pages of the host "
     "that is connected to, whatever their port (`same-host`); `no-same-host` leaves these out, `*` is any "
     "page, and an empty list no page at all; in flags and variables with commas",
+    HostNames: "a list of host names such as log.example.com; in flags and variables with commas",
+    Grants: "a list of grants such as subscribe:news/*; in flags and variables with spaces between them",
     ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    ListenerNames: "a list of `figg`, `ws` and `http`; in flags and variables with commas",
     KeyValues: "a table of texts; in flags and variables KEY=VALUE, with commas between them, or JSON",
     Path: "a path",
+    bool: "true or false",
     str: "a text",
     tuple[str, ...]: "a list of texts",
 }
@@ -205,7 +216,12 @@ TABLE_SETTINGS = {
     key: {setting.key: setting for setting in fields_of(kind.type)} for key, kind in TABLES.items()
 }
 RULE_SETTINGS = TABLE_SETTINGS["topics"]
-_SECTIONS = {key.partition(".")[0] for key in (*SETTINGS, *TABLES) if "." in key}
+_SECTIONS = {
+    ".".join(parts[:depth])
+    for key in (*SETTINGS, *TABLES)
+    if (parts := key.split("."))
+    for depth in range(1, len(parts))
+}
 _BY_VARIABLE = {setting.variable: setting for setting in SETTINGS.values()}
 
 
@@ -297,15 +313,16 @@ def _read_file(file: Path) -> dict[str, Any]:
         raise ConfigError(f"the configuration file {file} is not valid TOML: {error}") from None
 
 
-def _flatten(table: dict[str, Any], origin: str) -> Iterator[tuple[str, object]]:
-    for name, value in table.items():
-        if isinstance(value, dict):
+def _flatten(table: dict[str, Any], origin: str, section: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in table.items():
+        name = section + key
+        if isinstance(value, dict) and name not in SETTINGS:
             if name not in _SECTIONS:
                 sections = dict.fromkeys([*_SECTIONS, "topics"])
                 raise ConfigError(
                     f"there is no section [{name}] ({origin}){nearest(name, sections)}"
                 )
-            yield from ((f"{name}.{key}", inner) for key, inner in value.items())
+            yield from _flatten(value, origin, f"{name}.")
         elif name in _SECTIONS:
             raise ConfigError(f"{name} must be a section [{name}], not {_shown(value)} ({origin})")
         else:
@@ -317,7 +334,7 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, ReaderNames, KeyValues):
+        if base in (Origins, HostNames, Grants, ReaderNames, ListenerNames, KeyValues):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
@@ -383,14 +400,18 @@ def _tables(key: str, tables: object, origin: str) -> tuple[Any, ...]:
 
 
 def _build(values: Mapping[str, object]) -> Config:
-    top: dict[str, Any] = {}
-    sections: dict[str, dict[str, Any]] = {}
+    config = Config()
     for key, value in values.items():
-        section, dot, name = key.rpartition(".")
-        (sections.setdefault(section, {}) if dot else top)[name] = value
-    for section, inner in sections.items():
-        top[section] = dataclasses.replace(getattr(Config(), section), **inner)
-    return Config(**top)
+        config = with_value(config, key, value)
+    return config
+
+
+def with_value(section: Any, key: str, value: Any) -> Any:
+    """Return the configuration, or a section of it, with another value for a setting."""
+    name, _, rest = key.partition(".")
+    if rest:
+        value = with_value(getattr(section, name), rest, value)
+    return dataclasses.replace(section, **{name: value})
 
 
 def _check_rule(rule: PrefixRule, origin: str) -> None:
@@ -405,7 +426,19 @@ def _check_rule(rule: PrefixRule, origin: str) -> None:
                 )
 
 
+def _check_grants(token: AccessToken, origin: str) -> None:
+    try:
+        configured(token.grants, token.user)
+    except BadGrantError as error:
+        raise ConfigError(f"the token {quoted(token.name)}: {error} ({origin})") from None
+
+
 def _check_listeners(config: Config, origins: Mapping[str, str]) -> None:
+    tls = config.listen.tls
+    for key in ("key", "client_ca"):
+        if getattr(tls, key) and not tls.cert:
+            name = f"listen.tls.{key}"
+            raise ConfigError(f"{name} ({origins[name]}) needs listen.tls.cert, which has no value")
     taken: dict[Address, str] = {}
     for key in ("listen.figg", "listen.ws", "listen.http"):
         address: Address = getattr(config.listen, key.partition(".")[2])

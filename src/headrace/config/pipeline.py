@@ -102,6 +102,14 @@ Token = Annotated[
         otherwise="env HEADRACE_TOKEN",
     ),
 ]
+Ca = Annotated[
+    str,
+    Option(
+        "File in PEM, on every machine, with the authority of an https server's certificate.",
+        "--ca FILE",
+        otherwise="env HEADRACE_CA, else the system's authorities",
+    ),
+]
 EveryS = Annotated[
     float,
     Option(
@@ -232,6 +240,7 @@ class ExportOptions(JobOptions):
     ] = False
     url: Url = ""
     token: Token = ""
+    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir(
@@ -345,6 +354,7 @@ class ReplayOptions(JobOptions):
     ] = ""
     url: Url = ""
     token: Token = ""
+    ca: Ca = ""
 
 
 @dataclass(frozen=True)
@@ -359,6 +369,7 @@ class ReportOptions(JobOptions):
     lake: Lake = ""
     url: Url = ""
     token: Token = ""
+    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir(
@@ -390,6 +401,7 @@ class StatesOptions(JobOptions):
     task_bytes: TaskBytes = TASK_BYTES
     url: Url = ""
     token: Token = ""
+    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir("Read records that are not in the lake from the files of this data directory."),
@@ -445,6 +457,7 @@ class AuditOptions(JobOptions):
         ),
     ] = ""
     token: Token = ""
+    ca: Ca = ""
 
 
 JOBS: dict[str, tuple[type[JobOptions], ...]] = {
@@ -506,10 +519,11 @@ def fields_of(*classes: type[JobOptions]) -> list[Field]:
 _SHARED = {
     "url": 1,
     "token": 2,
-    "data_dir": 3,
-    "storage_options": 4,
-    "catalog_options": 5,
-    "master": 6,
+    "ca": 3,
+    "data_dir": 4,
+    "storage_options": 5,
+    "catalog_options": 6,
+    "master": 7,
 }
 """Order of the options that most jobs have; all others come before."""
 

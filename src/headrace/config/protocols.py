@@ -3,12 +3,12 @@
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
-from headrace.config.values import NUMBER_MAX, count, seconds, setting
+from headrace.config.values import NUMBER_MAX, Grants, count, seconds, setting
 
 
 @dataclass(frozen=True, kw_only=True)
 class AccessToken:
-    """A token that allows the use of the HTTP API and of Logux logs."""
+    """A token of the configuration. `headrace token create` makes tokens without it."""
 
     name: str = setting(
         MISSING,
@@ -27,14 +27,15 @@ class AccessToken:
     )
     user: str | None = setting(
         None,
-        "User that the token belongs to: the part of a Logux client's node id before its first colon. "
-        "Without a user, the token is valid for any user.",
+        "User that the token belongs to, if its grants are prefixes: the part of a Logux client's node id, "
+        "or of a processor's name, before its first colon. Without a user, the token is valid for any user.",
         reloads=True,
     )
     grants: tuple[str, ...] | None = setting(
         None,
-        "What the token allows: `http` for the HTTP API, and prefixes of topic names, such as "
-        "`$logux/main`. Without grants, the token allows everything.",
+        "What the token allows: grants such as `publish:orders/*` (see `docs/access.md`), `http` for the "
+        "HTTP API, and prefixes of topic names, such as `$logux/main`. Without grants, the token allows "
+        "everything.",
         reloads=True,
     )
 
@@ -43,8 +44,13 @@ class AccessToken:
 class Access:
     token: tuple[AccessToken, ...] = setting(
         (),
-        "Tokens for the HTTP API and Logux. Without any token, everyone may use the HTTP API, and "
-        "everyone on this machine may use Logux.",
+        "Tokens, in addition to those of `headrace token`. With any of them, peers without a token have only "
+        "the grants of `access.anonymous`.",
+    )
+    anonymous: Grants = setting(
+        Grants(),
+        "Grants of peers without credentials. With any of them, the server has access control.",
+        reloads=True,
     )
 
 

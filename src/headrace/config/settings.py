@@ -20,7 +20,10 @@ from headrace.config.protocols import (
     LoguxSettings,
 )
 from headrace.config.values import (
+    FILE,
     Address,
+    HostNames,
+    ListenerNames,
     Origins,
     ReaderNames,
     count,
@@ -50,6 +53,47 @@ class LogLevel(StrEnum):
     ERROR = "error"
 
 
+class TlsVersion(StrEnum):
+    TLS_1_2 = "1.2"
+    TLS_1_3 = "1.3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tls:
+    cert: str = setting(
+        "",
+        "File with the server's certificate and those of the authorities between it and a known one, in "
+        "PEM. It turns TLS on: plain connections are then refused.",
+        pattern=FILE,
+        allowed="a path, or nothing",
+        reloads=True,
+    )
+    key: str = setting(
+        "",
+        "File with the private key in PEM, without a passphrase. Without a value, the key is in the file "
+        "of the certificate.",
+        pattern=FILE,
+        allowed="a path, or nothing",
+        reloads=True,
+    )
+    client_ca: str = setting(
+        "",
+        "File with the authorities of client certificates, in PEM. With it, the server asks each client "
+        "for a certificate; a client may have none.",
+        pattern=FILE,
+        allowed="a path, or nothing",
+        reloads=True,
+    )
+    min_version: TlsVersion = setting(
+        TlsVersion.TLS_1_2, "Oldest version of TLS that a client may use.", reloads=True
+    )
+    off: ListenerNames = setting(ListenerNames(), "Listeners that stay without TLS.")
+
+    def covers(self, listener: str) -> bool:
+        """True if this listener speaks TLS."""
+        return bool(self.cert) and listener not in self.off
+
+
 @dataclass(frozen=True, kw_only=True)
 class Listen:
     figg: Address = setting(Address("127.0.0.1", 8119), "Address for Figg over TCP.", flag="--figg")
@@ -68,6 +112,20 @@ class Listen:
         "Pages that may connect from a browser, by their `Origin` header.",
         reloads=True,
     )
+    hosts: HostNames = setting(
+        HostNames(),
+        "Names by which clients may call a server without access control, besides `localhost` and "
+        "loopback addresses. Requests for other hosts get 421: a page of another site may have pointed its "
+        "own name at this machine.",
+        reloads=True,
+    )
+    insecure_open: bool = setting(
+        default=False,
+        doc="Listen on addresses that other machines reach, although there is no access control. Everyone "
+        "who reaches them may then do everything. `/healthz` shows it.",
+        flag="--insecure-open",
+    )
+    tls: Tls = setting(Tls(), "TLS on the listeners.")
 
 
 @dataclass(frozen=True, kw_only=True)

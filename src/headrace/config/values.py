@@ -10,8 +10,12 @@ from urllib.parse import urlsplit
 import msgspec
 from msgspec import Meta
 
+from headrace.access.grants import parse_all
 from headrace.model import check_reader_name
 from headrace.printing import MASK
+
+FILE = r"^[^\x00]*\Z"
+"""Pattern of a setting that names a file, or nothing."""
 
 NUMBER_MAX = 2**62  # offsets and sizes stay well below the limits of files and SQLite
 
@@ -220,6 +224,61 @@ def is_loopback(host: str) -> bool:
         return False
 
 
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+class HostNames(tuple[str, ...]):
+    """Names by which browsers may call this server, as in a `Host` header without the port."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a list, or a text with commas. Raises ValueError."""
+        names = [] if value == "" else _texts(value)
+        return cls(dict.fromkeys(map(cls._parse_one, names)))
+
+    @classmethod
+    def _parse_one(cls, name: str) -> str:
+        text = name.strip().lower()
+        if not text or urlsplit(f"//{text}").hostname != text.strip("[]"):
+            raise ValueError(f"{name} is not a host name")
+        return text.strip("[]")
+
+    def has(self, host: str, *, any_address: bool = False) -> bool:
+        """True for a `Host` header that names one of these, this machine or a loopback address."""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self or is_loopback(name) or (any_address and _is_address(name))
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
+class Grants(tuple[str, ...]):
+    """Grants, each as `OPERATION:PATTERN`."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a list, or a text with spaces between the grants. Raises ValueError."""
+        if isinstance(value, str) and not value.startswith("["):
+            value = value.split()
+        texts = msgspec.json.decode(value) if isinstance(value, str) else value
+        return cls(dict.fromkeys(map(str, parse_all(msgspec.convert(texts, list[str])))))
+
+    def __str__(self) -> str:
+        return " ".join(self)
+
+
 class ReaderNames(tuple[str, ...]):
     """Names of readers that have cursors."""
 
@@ -231,6 +290,27 @@ class ReaderNames(tuple[str, ...]):
         names = [] if value == "" else _texts(value)
         for name in names:
             check_reader_name(name)
+        return cls(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
+LISTENERS = ("figg", "ws", "http")
+"""Names of the listeners in the settings and in `LISTEN_FDNAMES`."""
+
+
+class ListenerNames(tuple[str, ...]):
+    """Some of the listeners."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a list, or a text with commas. Raises ValueError."""
+        names = [] if value == "" else [name.strip() for name in _texts(value)]
+        if not set(names) <= set(LISTENERS):
+            raise ValueError("not a listener")
         return cls(dict.fromkeys(names))
 
     def __str__(self) -> str:

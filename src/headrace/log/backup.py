@@ -43,7 +43,7 @@ from headrace.log.catalogue.rows import (
 from headrace.log.commit import journal
 from headrace.log.commit.journal import StagedFiles
 from headrace.log.disk import Disk, read_patiently
-from headrace.log.layout import LOCK_NAME, UNFINISHED_NAME, Layout
+from headrace.log.layout import LOCK_NAME, TOKENS_NAME, UNFINISHED_NAME, Layout
 from headrace.log.read.index import row_position
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.recovery.scan import JournalScan
@@ -145,7 +145,7 @@ def back_up(
                 path.relative_to(source): path.stat().st_size for path in layout.journal_files()
             }
             FileCopy(source, target, None).take(sizes)
-        _copy_clock(source, target)
+        _copy_small(source, target)
         _copy_named(view, layout, copy, progress)
         if is_free and not is_clean:
             recover(copy, _disk, rule, boot_id=journal.boot_id())
@@ -180,7 +180,10 @@ def restore(
             )
         with _unfinished(target):
             copy.make(_disk)
-            _copy_clock(source, target)
+            _copy_small(source, target)
+            if old is not None and (old / TOKENS_NAME).exists():
+                # A token that was revoked since the backup stays revoked.
+                _disk.write_file(copy.tokens, [(old / TOKENS_NAME).read_bytes()])
             _copy_named(view, layout, copy, progress)
             if given_up is not None:
                 revoked = _revoke(copy, given_up)
@@ -402,10 +405,14 @@ def _check_room(target: Path, needed: int) -> None:
         )
 
 
-def _copy_clock(source: Path, target: Path) -> None:
-    """Copy the saved time: a server that starts years later must not expire everything at once."""
-    if (source / TIME_NAME).exists():
-        _disk.write_file(target / TIME_NAME, [(source / TIME_NAME).read_bytes()])
+def _copy_small(source: Path, target: Path) -> None:
+    """Copy the small files beside the log: the saved time and the tokens of clients.
+
+    A server that starts years later must not expire everything at once.
+    """
+    for name in (TIME_NAME, TOKENS_NAME):
+        if (source / name).exists():
+            _disk.write_file(target / name, [(source / name).read_bytes()])
 
 
 def _seal(copy: Layout, version: str) -> BackupManifest:

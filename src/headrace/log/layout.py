@@ -18,6 +18,9 @@ _NAME = re.compile(r"([0-9a-f]+)-(\d{20})\.(?:log|idx)")
 
 LOCK_NAME = "lock"
 
+TOKENS_NAME = "tokens.json"
+"""Name of the file with the tokens of clients. Its content belongs to access control."""
+
 UNFINISHED_NAME = "headrace-unfinished"
 """Name of a file that marks a directory in which a backup or restore is running or was interrupted."""
 
@@ -42,6 +45,7 @@ class Layout:
         self.segments = root / "segments"
         self.quarantine = root / "quarantine"
         self.staged = root / "staged"
+        self.tokens = root / TOKENS_NAME
 
     def journal_file(self, number: int) -> Path:
         return self.journal / f"{number}.journal"

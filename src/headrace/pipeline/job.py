@@ -137,6 +137,7 @@ def source_of(
     *,
     url: str,
     token: str,
+    ca: str,
     data_dir: str,
     task_bytes: int,
     batch_bytes: int | None = None,
@@ -145,7 +146,8 @@ def source_of(
     if not url and not data_dir:
         raise OptionError("say where the log is: give a server's address or a data directory")
     path = data_dir if "://" in data_dir else str(Path(data_dir).absolute())
-    place = {"path": path} if data_dir else {"url": url, "token": token}
+    server = {"url": url, "token": token} | ({"ca": ca} if ca else {})
+    place = {"path": path} if data_dir else server
     # Tasks skip lost records. The driver then finds them missing and decides if that is an error.
     given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
     found = parse_source({**place, **given, "subscribePattern": ".*"}, streaming=False)

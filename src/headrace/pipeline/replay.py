@@ -142,7 +142,7 @@ def replay(given: ReplayArguments) -> ReplaySummary:
         until_ms=_ms(given.until),
     )
     _check(wanted)
-    place = parse_place(given.url, given.token)
+    place = parse_place(given.url, given.token, given.ca)
     storage = storage_of(given.lake, given.storage_options, given.catalog_options)
     table = open_table(storage)
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:

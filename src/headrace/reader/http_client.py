@@ -3,12 +3,14 @@
 import contextlib
 import http.client
 import json
+import ssl
 import time
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from headrace.reader.view import LogLocation, SourceError
+from headrace.tls import failure
 
 TIMEOUT_S = 60.0
 """Longest silence of a server in the middle of an answer, in seconds."""
@@ -41,6 +43,8 @@ class HttpClient:
 
     def __init__(self, place: LogLocation, *, retry_s: float = RETRY_S) -> None:
         self._urls = list(place.urls)
+        self._tls = place.tls
+        self._context: ssl.SSLContext | None = None
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
@@ -108,13 +112,26 @@ class HttpClient:
             return
         for left in reversed(range(len(self._urls))):
             try:
-                self._connection = _connection(self._urls[0])
+                self._connection = self._dial(self._urls[0])
                 self._connected = True
                 return
             except (OSError, http.client.HTTPException):
                 self._next()
                 if not left:
                     raise
+
+    def _dial(self, address: str) -> http.client.HTTPConnection:
+        url = urlsplit(address)
+        host = url.hostname or ""
+        made = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
+        if url.scheme == "https":
+            if self._context is None:
+                self._context = self._tls.context()
+            made = http.client.HTTPSConnection(
+                host, url.port, timeout=TIMEOUT_S, context=self._context
+            )
+        made.connect()
+        return made
 
     def _next(self) -> None:
         self._urls.append(self._urls.pop(0))
@@ -124,6 +141,8 @@ class HttpClient:
             return ServerError(f"{self._urls[0]} broke off in the middle of an answer: {error}")
         if isinstance(error, TimeoutError) and self._connected:
             return ServerError(f"{self._urls[0]} did not answer within {TIMEOUT_S:g} s")
+        if isinstance(error, ssl.SSLError):
+            return ServerError(failure(error, urlsplit(self._urls[0]).netloc))
         reason = getattr(error, "strerror", None) or error
         return ServerError(
             f"no server answers at {', '.join(self._urls)}: {reason}; is it running, and is this the "
@@ -152,11 +171,3 @@ class HttpClient:
         if response.status == _UNAUTHORISED:
             reason = f"{self._urls[0]} refuses the token: {reason}"
         raise ServerError(reason, response.status, start)
-
-
-def _connection(address: str) -> http.client.HTTPConnection:
-    url = urlsplit(address)
-    kind = http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-    made = kind(url.hostname or "", url.port, timeout=TIMEOUT_S)
-    made.connect()
-    return made

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from headrace.errors import HeadraceError, OptionError
 from headrace.model import Position, Span
+from headrace.tls import TlsFiles
 
 T = TypeVar("T")
 
@@ -26,13 +27,18 @@ class LogLocation(NamedTuple):
     path: str = ""
     urls: tuple[str, ...] = ()
     token: str = ""
+    tls: TlsFiles = TlsFiles()
+    """Files for TLS with servers whose address begins with `https`."""
 
     def __repr__(self) -> str:
         return f"LogLocation(path={self.path!r}, urls={self.urls!r})"  # never show the token
 
 
-def parse_place(url: str, token: str) -> LogLocation:
-    """Parse the address of one server, or of several separated by commas."""
+def parse_place(url: str, token: str, ca: str = "") -> LogLocation:
+    """Parse the address of one server, or of several separated by commas.
+
+    `ca` is a file on every machine that asks the server. The environment names files that are not given.
+    """
     urls = tuple(one.strip().rstrip("/") for one in url.split(","))
     for one in urls:
         if not re.fullmatch(r"https?://([^/?#@:\s\[\]]+|\[[0-9A-Fa-f:.]+\])(:\d{1,5})?", one):
@@ -42,7 +48,11 @@ def parse_place(url: str, token: str) -> LogLocation:
             )
     if not re.fullmatch(r"[!-~]*", token):
         raise OptionError("token must be one word of ASCII, as the server's configuration has it")
-    return LogLocation(urls=urls, token=token)
+    is_encrypted = any(one.startswith("https:") for one in urls)
+    if ca and not is_encrypted:
+        raise OptionError("ca is for servers with TLS: write https:// in front of the address")
+    tls = TlsFiles(ca).or_environment() if is_encrypted else TlsFiles()
+    return LogLocation(urls=urls, token=token, tls=tls)
 
 
 def without_secret(url: str) -> str:

@@ -1,32 +1,346 @@
-"""Access checks: tokens of the configuration, a function of the application, or everyone on this machine.
+"""The one place that decides who a peer is and what it may do, for every protocol and endpoint.
 
-The configuration names functions of the application as `module:function`. Requests to the HTTP API need a
-token, unless the configuration has no tokens.
+Connections and endpoints ask here; neither sessions nor the broker know of access control. Rights come from
+tokens (of the configuration and of `tokens.json`), and from functions of the application and other proofs
+that connections turn into a `Principal`. Elsewhere: grants and tokens themselves (`headrace.access`), the
+refusals in the terms of each protocol.
+
+Access control is on if there is anything to check credentials against, and it stays on until the server ends:
+neither an empty configuration nor a file that is gone or damaged opens a door.
 """
 
-import hashlib
-import hmac
 import importlib
 import inspect
-import ipaddress
 import logging
 import os
+import secrets
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Receive, Scope, Send
-
-from headrace.config.protocols import AccessToken
+from headrace.access import tokens
+from headrace.access.grants import Grant, Pattern, configured, parse_all
+from headrace.access.guesses import Guesses
+from headrace.access.operations import Member, Name, Operation
+from headrace.access.principals import OPEN, Kind, Principal, anonymous
+from headrace.access.tokens import KnownToken, TokenIndex, Tokens
+from headrace.config.protocols import Access as AccessSettings
 from headrace.config.settings import Config
-from headrace.errors import ConfigError
-from headrace.model import ENVELOPE_PREFIXES, legacy_name
+from headrace.config.values import Address, is_loopback
+from headrace.errors import ConfigError, DamagedTokensError, ListenError
+from headrace.log import shared_file
+from headrace.log.store import Runner
 from headrace.printing import quoted
+from headrace.server.metrics.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+
+FILE_CHECK_S = 0.25
+"""Interval between looks at the file of tokens."""
+
+MISDIRECTED = (
+    "this host name is not known here: ask for localhost or a loopback address, or add it to "
+    "listen.hosts"
+)
+INSECURE_OPEN = "insecure-open"
+DAMAGED = "tokens.json is damaged: nobody gets in with a stored token that was not known before"
+
+EXPIRED = "the credentials have expired"
+CHANGED = "the credentials were revoked or changed"
+
+_UNKNOWN = "the token is not known here"
+_REVOKED = "the token was revoked"
+_TOO_MANY = "wrong credentials come too fast: wait, and correct them"
+
+End = Callable[[str], None]
+"""Function that ends a connection or a request, with a reason."""
+
+
+class Refused(NamedTuple):
+    """Credentials that are not accepted."""
+
+    reason: str
+    delay_s: float = 0.0
+    """Time to wait with the answer: somebody at this address has guessed wrong very often."""
+
+
+class Access:
+    def __init__(
+        self, config: Config, file: Path, now_ms: Callable[[], int], metrics: Metrics
+    ) -> None:
+        """Read the tokens. `file` is that of stored tokens, which may be missing or damaged."""
+        self._file = file
+        self._now_ms = now_ms
+        self._metrics = metrics
+        self._key = secrets.token_bytes(32)
+        self._settings = config.access
+        self._insecure_open = config.listen.insecure_open
+        self._hosts = config.listen.hosts
+        self._stored: Tokens = ()
+        self._stamp: shared_file.Stamp | None = None
+        self.damage = ""
+        """Reason why the file of tokens cannot be read; empty if it is sound or missing."""
+        self.is_on = False
+        self.anonymous: Principal = OPEN
+        """Principal of peers without credentials."""
+        self._index = TokenIndex((), self._key)
+        self._current: dict[Principal, None] = {}
+        """Principals of tokens that are valid, except for their time."""
+        self._holders: dict[Principal, dict[End, None]] = {}
+        """Connections and requests in progress, by their principal."""
+        self._guesses = Guesses()
+        self._looking = False
+        self._looked_s = 0.0
+        self._take(_read(file))
+        self._apply()
+
+    # Who
+
+    def identify(
+        self, token: str, address: str, now_s: float, protocol: str
+    ) -> Principal | Refused:
+        """Return the principal of a peer that shows a token. Without access control, everyone is the same."""
+        if not self.is_on:
+            return OPEN
+        known = self._index.find(token)
+        if known is None:
+            return self._wrong(_UNKNOWN, address, now_s, protocol)
+        if known.is_revoked:
+            return self._wrong(_REVOKED, address, now_s, protocol)
+        if known.principal.is_expired(self._now_ms()):
+            return self._wrong(EXPIRED, address, now_s, protocol)
+        return known.principal
+
+    def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
+        self._metrics.count_credentials(protocol)
+        delay_s = self._guesses.wrong(address, now_s)
+        return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
+
+    # What
+
+    def decide(self, principal: Principal, operation: Operation, name: Name) -> bool:
+        """Return True if the principal may perform the operation on this name."""
+        if principal is OPEN:
+            return True
+        is_allowed = self._is_valid(principal) and principal.allows(operation, name)
+        self._metrics.count_decision(operation, is_allowed=is_allowed)
+        return is_allowed
+
+    def has(self, principal: Principal, operation: Operation) -> bool:
+        """Return True if the principal may perform the operation on some name."""
+        return principal is OPEN or (self._is_valid(principal) and principal.has(operation))
+
+    def may_join_as(self, principal: Principal, processor: str) -> bool:
+        """Return True if the principal may join some channel as this processor."""
+        return principal is OPEN or (self._is_valid(principal) and principal.may_join_as(processor))
+
+    def _is_valid(self, principal: Principal) -> bool:
+        return self.is_current(principal) and not principal.is_expired(self._now_ms())
+
+    def valid_ms(self, principal: Principal) -> int:
+        """Return the milliseconds until the principal's credentials expire; 0 if they do not expire."""
+        if principal.expires_ms is None:
+            return 0
+        return max(1, principal.expires_ms - self._now_ms())
+
+    def is_current(self, principal: Principal) -> bool:
+        """False if the principal's credentials were revoked or changed."""
+        if principal.kind in (Kind.OPEN, Kind.ANONYMOUS):
+            return principal is self.anonymous
+        return principal.kind is not Kind.TOKEN or principal in self._current
+
+    # For how long
+
+    def hold(self, principal: Principal, end: End) -> None:
+        """Call `end` when the principal's credentials end, until `release` is called."""
+        if not self.is_current(principal):
+            end(CHANGED)
+        else:
+            self._holders.setdefault(principal, {})[end] = None
+
+    def release(self, principal: Principal, end: End) -> None:
+        holders = self._holders.get(principal)
+        if holders is not None:
+            holders.pop(end, None)
+            if not holders:
+                del self._holders[principal]
+
+    def holders(self, principal: Principal) -> int:
+        """Return the number of connections and requests of a principal."""
+        return len(self._holders.get(principal, ()))
+
+    def tick(self, now_s: float, runner: Runner) -> None:
+        """End what has expired, and look for a change of the stored tokens."""
+        now_ms = self._now_ms()
+        for principal in [one for one in self._holders if one.is_expired(now_ms)]:
+            self._end(principal, EXPIRED)
+        self._guesses.tick(now_s)
+        if not self._looking and now_s - self._looked_s >= FILE_CHECK_S:
+            self._looking, self._looked_s = True, now_s
+            runner.background(self._look, self._looked)
+
+    def _look(self) -> "_Found | None":
+        """Return the file of tokens if it has changed. Runs in a thread."""
+        try:
+            if shared_file.stamp_of(self._file) == self._stamp:
+                return None
+        except OSError as error:
+            return _Found(self._stamp, None, f"{error.strerror}")
+        return _read(self._file)
+
+    def _looked(self, result: object) -> None:
+        self._looking = False
+        if isinstance(result, _Found):
+            self._take(result)
+            self._apply()
+        elif result is not None:
+            logger.error("cannot look for new tokens: %s", result)
+
+    # Changes
+
+    def reload(self, config: Config) -> None:
+        """Apply the settings in force, and read the stored tokens again."""
+        self._settings, self._hosts = config.access, config.listen.hosts
+        self._take(_read(self._file))
+        self._apply()
+
+    def _take(self, found: "_Found") -> None:
+        """Take over the stored tokens. A damaged or missing file leaves the known ones as they are."""
+        is_news = found.damage != self.damage
+        self.damage = found.damage
+        if found.damage:
+            self.is_on = True
+            if is_news:
+                logger.error(
+                    "%s cannot be read: %s; the tokens known so far stay, and no door opens: restore the "
+                    "file from a backup, or delete it and make new tokens",
+                    self._file,
+                    found.damage,
+                )
+        elif found.tokens is not None:
+            self._stored = found.tokens
+            self.is_on = True
+        elif self._stamp is not None:
+            logger.error(
+                "%s is gone: its tokens are valid no longer, and access control stays on until the server "
+                "is started again",
+                self._file,
+            )
+            self._stored = ()
+        self._stamp = found.stamp
+
+    def _apply(self) -> None:
+        settings = self._settings
+        self.is_on = self.is_on or _asks_for_control(settings)
+        before = {known.sha256: known for known in self._index}
+        known = [
+            KnownToken(
+                one.sha256.lower(),
+                Principal(Kind.TOKEN, one.name, configured(one.grants, one.user)),
+            )
+            for one in settings.token
+        ]
+        known += [
+            KnownToken(one.sha256, tokens.principal_of(one), is_revoked=one.revoked_ms is not None)
+            for one in self._stored
+        ]
+        # A token that is the same as before keeps its principal, and so its connections.
+        kept = [
+            old if (old := before.get(one.sha256)) is not None and old.is_like(one) else one
+            for one in known
+        ]
+        self._index = TokenIndex(kept, self._key)
+        self._current = dict.fromkeys(self._index.principals)
+        grants = parse_all(settings.anonymous)
+        if not self.is_on:
+            self.anonymous = OPEN
+        elif self.anonymous is OPEN or self.anonymous.grants != grants:
+            self.anonymous = anonymous(grants)
+        for principal in list(self._holders):
+            if not self.is_current(principal):
+                self._end(principal, CHANGED)
+
+    def _end(self, principal: Principal, reason: str) -> None:
+        for end in self._holders.pop(principal, {}):
+            end(reason)
+
+    # Doors
+
+    def check_listeners(self, listeners: Mapping[str, Address]) -> None:
+        """Raise ListenError if other machines reach a listener and there is no access control."""
+        reached = {
+            name: address for name, address in listeners.items() if not is_loopback(address.host)
+        }
+        if not reached or self.is_on:
+            return
+        listed = ", ".join(f"listen.{name} = {address}" for name, address in reached.items())
+        if not self._insecure_open:
+            raise ListenError(
+                f"other machines can reach {listed}, and there is no access control: make a token with "
+                f"`headrace token create NAME --grant 'publish:orders/*' --data-dir {self._file.parent}`, or "
+                "set [[access.token]] or access.anonymous, or listen on 127.0.0.1 only; --insecure-open "
+                "lets everyone do everything"
+            )
+        logger.warning(
+            "%s: everyone who reaches the server may do everything (--insecure-open)", listed
+        )
+
+    def knows_host(self, shown: Sequence[str]) -> bool:
+        """Return True if a request with these `Host` headers is answered.
+
+        A page of another site may point its own name at this machine (DNS rebinding). Its requests then look
+        like those of a page of this server, except for this header. Where credentials are asked for, such a
+        page has none. A request without the header is not from a page.
+        """
+        # A page whose host is an address came from that address, and from no other site.
+        return self.is_on or all(
+            self._hosts.has(one, any_address=self._insecure_open) for one in shown
+        )
+
+    @property
+    def trouble(self) -> str:
+        """Word or sentence for the health check; empty if there is nothing to say."""
+        if self.damage:
+            return DAMAGED
+        return INSECURE_OPEN if self._insecure_open and not self.is_on else ""
+
+
+def asked_for(operation: Operation, name: Name) -> str:
+    """Return an operation and its name in words."""
+    if isinstance(name, Member):
+        return f"{operation} of channel {quoted(name.channel)} as {quoted(name.processor)}"
+    return f"{operation} of {quoted(name)}" if name else str(operation)
+
+
+class _Found(NamedTuple):
+    """What was found in the file of tokens."""
+
+    stamp: shared_file.Stamp | None
+    tokens: Tokens | None
+    """None if there is no file, or if it is damaged."""
+    damage: str = ""
+
+
+def _read(file: Path) -> _Found:
+    stamp = None
+    try:
+        stamp = shared_file.stamp_of(file)
+        version = shared_file.read(file, tokens.FILE_BYTES_MAX)
+        if version is None:
+            return _Found(None, None)
+        return _Found(version.stamp, tokens.decode(version.data))
+    except OSError as error:
+        return _Found(stamp, None, str(error.strerror))
+    except DamagedTokensError as error:
+        return _Found(version.stamp if version else None, None, str(error))
+
+
+def _asks_for_control(settings: AccessSettings) -> bool:
+    return bool(settings.token or settings.anonymous)
+
+
+# Functions of the application
 
 
 def load_hook(key: str, name: str) -> Any:
@@ -49,156 +363,42 @@ def load_hook(key: str, name: str) -> Any:
 Verify = Callable[[str | int | float, Any], bool | Awaitable[bool]]
 """Function of a peer's node id and credentials that returns True if the peer is accepted."""
 
-Grant = Callable[[str], bool]
-"""Function that returns True for a topic that an accepted peer may use."""
 
-HTTP = "http"
-"""The grant for the HTTP API."""
-
-
-def warn_of_open_listeners(config: Config, listeners: Mapping[str, str]) -> None:
-    """Warn of listeners that tokens do not protect: an operator who sets a token may think that all are."""
-    if config.access.token:
-        logger.warning(
-            "tokens ([[access.token]]) protect only the HTTP API, Logux and channels: Figg at %s and Wombat "
-            "at %s check no tokens. Anyone who can reach them can read every topic, and can write to all "
-            "topics except those of Logux and channels",
-            listeners["figg"],
-            listeners["ws"],
-        )
+def application_principal(user: str, topic: str) -> Principal:
+    """Return the principal of a peer of a Logux log that the application itself has accepted."""
+    rights = Operation.PUBLISH, Operation.SUBSCRIBE, Operation.CREATE
+    grants = (
+        Grant((Operation.ACT,), (Pattern.literal(user),)),
+        Grant(rights, (Pattern.literal(topic),)),
+    )
+    return Principal(Kind.APPLICATION, user, grants)
 
 
-class Credentials:
-    def __init__(
-        self, tokens: Sequence[AccessToken], verify: Verify | None = None, *, of: str = "Logux logs"
-    ) -> None:
-        self._tokens = tokens
-        self._verify = verify
-        self._warned = False
-        self._warning = of, " and no logux.verify" if of == "Logux logs" else ""
-
-    async def allow(self, topic: str, node: str | int | float, shown: Any, address: str) -> bool:
-        """Return True if a peer at this address may use a topic."""
-        if self._verify is not None:
-            found = self._verify(node, shown)
-            return bool(await found if inspect.isawaitable(found) else found)
-        grant = self.grant(node, shown, address)
-        return grant is not None and grant(topic)
-
-    def grant(self, node: str | int | float, shown: Any, address: str) -> Grant | None:
-        """Return the grant of a peer at this address, by tokens alone; None if the peer is not accepted."""
-        if not self._tokens:
-            return (lambda topic: True) if self._is_near(address) else None
-        token = shown.get("token") if isinstance(shown, dict) else shown
-        known = find_token(self._tokens, token) if isinstance(token, str) else None
-        if known is None or known.user not in (None, user_of(node)):
-            return None
-        return partial(is_granted, known)
-
-    def _is_near(self, address: str) -> bool:
-        if not ipaddress.ip_address(address).is_loopback:
-            return False
-        if not self._warned:
-            self._warned = True
-            logger.warning(
-                "%s accept every client on this machine and no other client: there is no [[access.token]]%s",
-                *self._warning,
-            )
-        return True
+async def verified(verify: Verify, node: str | int | float, shown: Any) -> bool:
+    found = verify(node, shown)
+    return bool(await found if inspect.isawaitable(found) else found)
 
 
-def find_token(tokens: Sequence[AccessToken], token: str) -> AccessToken | None:
-    # All tokens are compared in constant time, so that the duration says nothing about any of them.
-    digest = hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
-    found = [one for one in tokens if hmac.compare_digest(digest, one.sha256.lower())]
-    return found[-1] if found else None
+def bearer(headers: Sequence[str]) -> str | None:
+    """Return the token in the `Authorization` headers of a request; None if there is none, or are several."""
+    if len(headers) != 1:
+        return None
+    scheme, _, token = headers[0].partition(" ")
+    if scheme.lower() != "bearer" or not token.strip():
+        return None
+    # Headers were decoded as Latin-1, whatever their encoding is.
+    return token.strip().encode("latin-1").decode(errors="replace")
 
 
-def is_granted(token: AccessToken, what: str) -> bool:
-    if token.grants is None:
-        return True
-    if what == HTTP:
-        return HTTP in token.grants
-    names = (what, legacy_name(what)) if what.startswith(ENVELOPE_PREFIXES) else (what,)
-    return any(name.startswith(grant) for grant in token.grants if grant != HTTP for name in names)
+def token_in(shown: Any) -> str | None:
+    """Return the token in the credentials of a peer; "" for credentials of another form; None without any."""
+    if isinstance(shown, dict):
+        shown = shown.get("token")
+    if shown is None or shown == "":
+        return None
+    return shown if isinstance(shown, str) else ""
 
 
 def user_of(node: str | int | float) -> str:
     """Return the user in a node id, `user:client:tab`."""
     return str(node).partition(":")[0]
-
-
-# The HTTP API
-
-CHANNELS = "/v1/channel"
-"""Prefix of all paths of channels. In paths for processors, a slash follows."""
-
-CHANNEL_CODES = {
-    400: "bad-message",
-    401: "wrong-credentials",
-    403: "forbidden",
-    413: "too-large",
-}
-"""Codes of such refusals in the answers of channels, where errors have a code."""
-
-CHANGING_PATHS = frozenset({"/v1/channel/messages"})
-"""Paths where a GET changes something: it may acknowledge, and makes its processor a subscriber."""
-
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
-"""Paths that need no token, because load balancers have none."""
-
-
-class AccessGate:
-    """Middleware that answers requests that may not reach the application."""
-
-    def __init__(self, app: ASGIApp, tokens: Sequence[AccessToken]) -> None:
-        self._app = app
-        self._tokens = tokens
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        refusal = self._refusal(scope) if scope["type"] == "http" else None
-        await (refusal or self._app)(scope, receive, send)
-
-    def _refusal(self, scope: Scope) -> JSONResponse | None:
-        headers = Headers(scope=scope)
-        is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
-        if is_change and _is_from_page(headers):
-            # For any page it shows, a browser sends some such requests to any host the machine can reach.
-            return refused(scope, 403, "pages in a browser may not change anything here")
-        if scope["path"] in OPEN_PATHS or not self._tokens:
-            return None
-        token = _bearer(headers.getlist("authorization"))
-        if token is None:
-            return refused(scope, 401, "a token is needed: Authorization: Bearer TOKEN")
-        # Headers were decoded as Latin-1, whatever their encoding is.
-        known = find_token(self._tokens, token.encode("latin-1").decode(errors="replace"))
-        if known is None:
-            return refused(scope, 401, "the token is not known here")
-        scope["headrace.token"] = known
-        # The endpoints of channels check the token again, for their channel.
-        if is_granted(known, HTTP) or scope["path"].startswith(f"{CHANNELS}/"):
-            return None
-        return refused(scope, 403, "the token is not for the HTTP API")
-
-
-def _is_from_page(headers: Headers) -> bool:
-    # For parts of a page, such as images, browsers send no `Origin`, but they send `Sec-Fetch-Site`.
-    site = headers.get("sec-fetch-site", "none")
-    return "origin" in headers or site not in ("none", "same-origin")
-
-
-def _bearer(headers: list[str]) -> str | None:
-    """Return the token of a request; None if it has none or several."""
-    if len(headers) != 1:
-        return None
-    scheme, _, token = headers[0].partition(" ")
-    return token.strip() if scheme.lower() == "bearer" and token.strip() else None
-
-
-def refused(scope: Scope, status: int, error: str) -> JSONResponse:
-    """Return the answer to a request that was refused before a topic or a channel was asked."""
-    body: dict[str, object] = {"error": error}
-    if scope["path"].startswith(CHANNELS) and status in CHANNEL_CODES:
-        body |= {"code": CHANNEL_CODES[status], "retry": False}
-    headers = {"WWW-Authenticate": "Bearer"} if status == 401 else None
-    return JSONResponse(body, status, headers)

@@ -3,21 +3,25 @@
 Elsewhere: metrics (`server/metrics/`).
 """
 
-import json
 import logging
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from headrace.config.settings import Config, LogFormat
 from headrace.log.store import Store
-from headrace.printing import masked, one_line
+from headrace.printing import masked, one_line, printable_json
 from headrace.server.clock import SteadyClock
+
+if TYPE_CHECKING:
+    from headrace.server.access import Access
 
 
 @dataclass(slots=True)
 class Health:
     store: Store
     clock: SteadyClock
+    access: "Access"
     unready: str = "starting"
     """Reason why the server is not ready; empty once it is."""
 
@@ -35,6 +39,8 @@ class Health:
         body = {"status": reason or "ok"}
         if self.clock.trouble:
             body["clock"] = self.clock.trouble  # publishes are still accepted
+        if self.access.trouble:
+            body["access"] = self.access.trouble
         return 503 if reason else 200, body
 
 
@@ -71,4 +77,4 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             entry["exception"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
+        return printable_json(entry)

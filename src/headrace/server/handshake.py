@@ -13,8 +13,10 @@ from typing import cast
 
 import httptools
 
+from headrace.access.principals import Principal
 from headrace.config.values import Origins
 from headrace.printing import quoted
+from headrace.server.access import MISDIRECTED, bearer
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.peers.connections import Connections
@@ -58,6 +60,7 @@ class _Answer(RequestRefusedError):  # noqa: N818
     def __init__(self, status: int, text: str, **headers: str) -> None:
         super().__init__(status, text)
         self.headers = headers
+        self.delay_s = 0.0
 
 
 class Handshake(asyncio.Protocol):
@@ -141,6 +144,8 @@ class Handshake(asyncio.Protocol):
             health = shared.health
             status, body = health.answer() if path == "/healthz" else health.readiness()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
+        if not shared.access.knows_host(self._headers.get("host", ())):
+            raise _Answer(421, MISDIRECTED)
         routes = self._door.routes
         make = next((make for route in routes.values() if (make := route(path))), None)
         if make is None:
@@ -168,7 +173,24 @@ class Handshake(asyncio.Protocol):
             why = "the server is stopping" if shared.draining else "connections_max is reached"
             self._refused(why)
             raise _Answer(503, why)
-        return make()
+        principal = self._principal()
+        connection = make()
+        connection.principal = principal
+        return connection
+
+    def _principal(self) -> Principal:
+        """Return who the peer is by its `Authorization` header, without which a message may tell."""
+        access, shown = self._door.shared.access, self._headers.get("authorization")
+        if shown is None or not access.is_on:
+            return access.anonymous
+        token, address = bearer(shown), peer_name(self._transport).rpartition(":")[0]
+        found = access.identify(token or "", address, self._door.shared.loop.time(), "http")
+        if isinstance(found, Principal):
+            return found
+        self._refused(found.reason)
+        refusal = _Answer(401, found.reason, WWW_Authenticate="Bearer")
+        refusal.delay_s = found.delay_s
+        raise refusal
 
     def _refused(self, why: str) -> None:
         self._door.shared.refused(peer_name(self._transport), why)
@@ -205,6 +227,11 @@ class Handshake(asyncio.Protocol):
 
     def _answer(self, refusal: RequestRefusedError) -> None:
         headers = {}
+        if isinstance(refusal, _Answer) and refusal.delay_s:
+            self._answered = True  # nothing more is read
+            delay_s, refusal.delay_s = refusal.delay_s, 0.0
+            self._door.shared.loop.call_later(delay_s, self._answer, refusal)
+            return
         if isinstance(refusal, _Answer):
             headers = refusal.headers
         elif str(refusal) == TLS_ON_PLAIN_PORT:

@@ -17,15 +17,13 @@ from http import HTTPStatus
 from typing import NamedTuple
 
 from headrace.config.settings import Listen
-from headrace.config.values import Address
+from headrace.config.values import LISTENERS, Address
 from headrace.errors import ListenError
 from headrace.printing import quoted
 
 logger = logging.getLogger(__name__)
 
 BACKLOG = 1024
-NAMES = ("figg", "ws", "http")
-"""Names of the listeners in the settings and in `LISTEN_FDNAMES`."""
 
 _FIRST_DESCRIPTOR = 3
 _VARIABLES = ("LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES", "LISTEN_PIDFDID")
@@ -63,7 +61,7 @@ def open_listeners(
             for sock, name in zip(found, given, strict=True)
         ]
         by_name = dict(zip(assign(seen, configured), found, strict=True))
-        for name in NAMES:
+        for name in LISTENERS:
             if name not in by_name:
                 by_name[name] = _listen(getattr(configured, name), name)
                 found.append(by_name[name])
@@ -71,7 +69,7 @@ def open_listeners(
         for sock in found:
             sock.close()
         raise
-    return {name: by_name[name] for name in NAMES}
+    return {name: by_name[name] for name in LISTENERS}
 
 
 def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
@@ -79,10 +77,10 @@ def inherited_names(environ: MutableMapping[str, str], pid: int) -> list[str]:
     if environ.get("LISTEN_PID") != str(pid):
         return []  # nothing is inherited, or the sockets are for another process
     count = environ.get("LISTEN_FDS", "")
-    if not (count.isascii() and count.isdigit() and int(count) <= len(NAMES)):
+    if not (count.isascii() and count.isdigit() and int(count) <= len(LISTENERS)):
         raise ListenError(
-            f"LISTEN_FDS is {quoted(count)}: the server inherits at most {len(NAMES)} sockets, "
-            f"one for each listener ({', '.join(NAMES)})"
+            f"LISTEN_FDS is {quoted(count)}: the server inherits at most {len(LISTENERS)} sockets, "
+            f"one for each listener ({', '.join(LISTENERS)})"
         )
     names = environ.get("LISTEN_FDNAMES")
     if names is None:
@@ -99,7 +97,7 @@ def assign(inherited: Iterable[Inherited], configured: Listen) -> list[str]:
     """Return the listener of each inherited socket: by its name, or else by the port in the settings."""
     taken: dict[str, Inherited] = {}
     for one in inherited:
-        name = one.name if one.name in NAMES else _listener_of(one.address, configured)
+        name = one.name if one.name in LISTENERS else _listener_of(one.address, configured)
         if name is None:
             raise ListenError(
                 f"{one} belongs to no listener: name it figg, ws or http (FileDescriptorName=), "
@@ -122,7 +120,7 @@ def _listener_of(address: Address, configured: Listen) -> str | None:
 
     The host does not decide alone, because a service manager may listen on more hosts.
     """
-    of_port = [name for name in NAMES if getattr(configured, name).port == address.port]
+    of_port = [name for name in LISTENERS if getattr(configured, name).port == address.port]
     exact = [name for name in of_port if getattr(configured, name) == address]
     found = exact or of_port
     return found[0] if len(found) == 1 else None
@@ -204,7 +202,10 @@ TLS_HELLO = b"\x16\x03"
 """First bytes of a TLS connection: a handshake record of any version."""
 
 TLS_ON_PLAIN_PORT = (
-    "this is TLS, and the port is plain: connect without TLS, or put a proxy that ends TLS in front"
+    "this is TLS, and the port is plain: connect without TLS, or set listen.tls.cert"
+)
+PLAIN_ON_TLS_PORT = (
+    "this is not TLS, and the port speaks only TLS: connect with figgs://, wombats:// or https://"
 )
 
 _METHODS = (b"GET ", b"HEAD ", b"POST ", b"PUT ", b"DELETE ", b"OPTIONS ", b"PATCH ", b"PRI * HTTP")
@@ -230,6 +231,14 @@ def recognise(data: bytes, listeners: Mapping[str, str]) -> Stranger | None:
     else:
         reason = f"this is HTTP, and the port speaks Figg: HTTP listens at {http}"
     return Stranger(reason, http_answer(HTTPStatus.BAD_REQUEST, f"{reason}\n".encode()))
+
+
+def plain_on_tls_port(data: bytes) -> Stranger:
+    """Return the answer to a peer that has sent `data`, and no TLS, to a port with TLS."""
+    answer = b""
+    if data.startswith(_METHODS):
+        answer = http_answer(HTTPStatus.BAD_REQUEST, f"{PLAIN_ON_TLS_PORT}\n".encode())
+    return Stranger(PLAIN_ON_TLS_PORT, answer)
 
 
 def http_answer(

@@ -8,9 +8,9 @@ import os
 import signal
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from headrace.config.load import RULE_SETTINGS, SETTINGS, value_of
+from headrace.config.load import RULE_SETTINGS, SETTINGS, value_of, with_value
 from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
@@ -18,6 +18,8 @@ RULES = "topics"
 
 _JOBS = "pipeline."
 """Prefix of the settings of jobs, which the server does not read."""
+
+_TLS = "listen.tls."
 
 LoadConfig = Callable[[], Config]
 """Function that reads the settings again from their sources. Raises `ConfigError`."""
@@ -62,10 +64,13 @@ def merge(current: Config, wanted: Config) -> Reload:
     values |= {TOKENS: wanted.access.token, RULES: rules}
     different = [key for key, value in values.items() if value != value_of(current, key)]
     waiting = [key for key in different if key in SETTINGS and not SETTINGS[key].reloads]
+    if bool(current.listen.tls.cert) is not bool(wanted.listen.tls.cert):
+        # Only a listener that began with TLS has it.
+        waiting += [key for key in different if key.startswith(_TLS) and key not in waiting]
     changed = [key for key in different if key not in waiting]
     config = current
     for key in changed:
-        config = _replaced(config, key, values[key])
+        config = with_value(config, key, values[key])
     return Reload(config, changed, waiting + [f"{RULES}.{key}" for key in waiting_rules])
 
 
@@ -87,10 +92,3 @@ def _merged_rules(
         if prefix in after or any(getattr(merged, key) is not None for key in kept):
             rules.append(merged)
     return tuple(rules), list(waiting)
-
-
-def _replaced(config: Config, key: str, value: Any) -> Config:
-    section, _, name = key.rpartition(".")
-    if section:
-        value = replace(getattr(config, section), **{name: value})
-    return replace(config, **{section or name: value})

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import signal
+import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -42,7 +43,7 @@ from headrace.picows_adapter import check_can_serve
 from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
-from headrace.server.access import Credentials, load_hook, warn_of_open_listeners
+from headrace.server.access import Access, load_hook
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import SteadyClock, is_synchronised
@@ -59,7 +60,9 @@ from headrace.server.metrics.metrics import Metrics
 from headrace.server.metrics.readings import Instruments
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
-from headrace.server.reload import TOKENS, Hangup, LoadConfig, merge
+from headrace.server.reload import Hangup, LoadConfig, merge
+from headrace.server.tls import context as tls_context
+from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
@@ -114,8 +117,6 @@ class Server:
         self._config = config
         self._load = load
         self._hangup = hangup
-        self._tokens = list(config.access.token)
-        """Shared with everything that checks tokens, so a reload changes the list in place."""
         self._loop = asyncio.get_running_loop()
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
@@ -134,8 +135,11 @@ class Server:
         layout.make(disk)
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
+        self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
+        tls = self._load_tls(config)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
+        self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
         for sentence in old_names(config):
             logger.warning("%s", sentence)
         boot_id = journal.boot_id()
@@ -188,9 +192,9 @@ class Server:
         self._store.on_flush = self._metrics.flushed
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
-        health = self._health = Health(self._store, clock)
+        health = self._health = Health(self._store, clock, self._access)
         connections = self._connections = Connections(
-            self._broker, config.limits, self._metrics, health
+            self._broker, config.limits, self._metrics, health, self._access
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -198,7 +202,7 @@ class Server:
             self._runner,
             EventIds(root),
             config.logux,
-            Credentials(self._tokens, load_hook("logux.verify", config.logux.verify)),
+            load_hook("logux.verify", config.logux.verify),
             load_hook("logux.filter", config.logux.filter),
             clock.now_ms,
         )
@@ -220,9 +224,7 @@ class Server:
         self._broker.channels = channels.committed
         connections.readers.moved = channels.readers_moved
         self._store.batches.take_over(CHANNEL_PREFIX, BatchMessages(channels, self._runner))
-        self._channel_connections = ChannelConnections(
-            connections, channels, config.channels, Credentials(self._tokens, of="channels")
-        )
+        self._channel_connections = ChannelConnections(connections, channels, config.channels)
         routes: dict[str, Route] = {
             wombat.PATH: _only(wombat.PATH, partial(WombatConnection, self._wombats)),
             channel.PATH: _only(
@@ -232,12 +234,15 @@ class Server:
         }
         door = self._door = Door(connections, routes, config.listen.origins)
         connections.listeners = {name: str(address_of(sock)) for name, sock in sockets.items()}
-        protocols: dict[str, Callable[[], asyncio.Protocol]] = {
+        protocols: dict[str, MakeProtocol] = {
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
+        gate = self._gate = TlsGate(tls, connections.refused) if tls is not None else None
         for name, make in protocols.items():
-            listener = await self._loop.create_server(make, sock=sockets[name], backlog=BACKLOG)
+            has_tls = config.listen.tls.covers(name)
+            factory = gate.wrap(make) if gate is not None and has_tls else make
+            listener = await self._loop.create_server(factory, sock=sockets[name], backlog=BACKLOG)
             self._listeners.append(listener)
         self._waiting = LongPolls(self._store)
         requests = self._requests = RequestMemory(config.limits.requests_bytes_max)
@@ -258,8 +263,8 @@ class Server:
             channels,
             clock,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
+            self._access,
             scrapes,
-            self._tokens,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -267,7 +272,9 @@ class Server:
             memory=requests,
             refused=connections.request_refused,
         )
-        self._http = HttpListener(app, shared, sockets["http"])
+        self._http = HttpListener(
+            app, shared, sockets["http"], gate if config.listen.tls.covers("http") else None
+        )
         await self._http.start()
         self._retention = RetentionSweep(
             config, layout, self._store, self._runner, self._metrics.count
@@ -278,7 +285,6 @@ class Server:
         self._loop.add_signal_handler(signal.SIGHUP, self._hung_up)
         if self._hangup.is_end_of_terminal:
             self._hung_up()  # SIGHUP was ignored when the terminal closed
-        warn_of_open_listeners(config, connections.listeners)
         # Objects from the start stay alive, so the collector need not examine them again and again.
         gc.collect()
         gc.freeze()
@@ -287,6 +293,23 @@ class Server:
         addresses = " ".join(f"{name}={at}" for name, at in connections.listeners.items())
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
+
+    def _load_tls(self, config: Config) -> ssl.SSLContext | None:
+        """Return the context of listeners with TLS; None without TLS. Raises `ConfigError`."""
+        if not config.listen.tls.cert:
+            return None
+        loaded = tls_context.load(config.listen.tls, time.time())
+        for sentence in loaded.warnings:
+            logger.warning("%s", sentence)
+        return loaded.context
+
+    def _reload_tls(self) -> None:
+        """Use the certificate in the files from now on. A bad one changes nothing."""
+        if self._gate is not None:
+            try:
+                self._gate.context = self._load_tls(self._config) or self._gate.context
+            except ConfigError as error:
+                logger.error("SIGHUP: the certificate in use stays: %s", error)
 
     def _channel_rules(self) -> Callable[[str], ChannelRule]:
         """Return a function of a channel's name. Raises `ConfigError` for a reducer that cannot be loaded."""
@@ -385,8 +408,7 @@ class Server:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
             self._apply(found.config)
-            if TOKENS in found.changed:
-                warn_of_open_listeners(found.config, self._connections.listeners)
+            self._reload_tls()
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
             if found.waiting:
                 logger.warning(
@@ -398,7 +420,7 @@ class Server:
     def _apply(self, config: Config) -> None:
         self._config = config
         diagnostics.set_level(config)
-        self._tokens[:] = config.access.token
+        self._access.reload(config)
         self._door.origins = config.listen.origins
         self._connections.limits = self._connections.refusals.limits = config.limits
         self._http_shared.connections_max = config.limits.connections_max
@@ -443,6 +465,7 @@ class Server:
                 self._clock.tick()
                 self._time_file.save(self._clock.state)
                 self._store.tick(now_s)
+                self._access.tick(self._loop.time(), self._runner)
                 self._connections.tick()
                 self._connections.readers.tick(self._loop.time())
                 self._wombats.tick(self._loop.time())

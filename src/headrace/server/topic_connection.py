@@ -8,20 +8,30 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import cast
 
+from headrace.access.operations import Operation
+from headrace.access.principals import OPEN, Kind, Principal
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.readers import Claim
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
-from headrace.model import Position, Refusal
+from headrace.model import Position, Refusal, RefusedPublish
 from headrace.printing import quoted
+from headrace.server.access import asked_for
 from headrace.server.listeners import recognise
 from headrace.server.peers.connection import Connection
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
 from headrace.server.websocket import HeardConnection, HeardConnections
 from headrace.session.figg import FiggServerSession
-from headrace.session.server import AttachCommand, DetachCommand, Publish, TopicSession
+from headrace.session.server import (
+    AttachCommand,
+    Authenticate,
+    Close,
+    DetachCommand,
+    Publish,
+    TopicSession,
+)
 from headrace.session.wombat import WombatServerSession
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 from headrace.wire.figg import messages as figg
 from headrace.wire.wombat import messages as wombat
 
@@ -71,9 +81,66 @@ class TopicConnection(Connection):
         elif isinstance(command, DetachCommand):
             self._ends(command.topic)
             self._session.detached(command.topic)
+        elif isinstance(command, Authenticate):
+            self._authenticate(command)
+
+    # Access
+
+    def _authenticate(self, command: Authenticate) -> None:
+        self._knows_tokens = True
+        access, loop = self._shared.access, self._shared.loop
+        found = access.identify(command.token, self.address, loop.time(), self.protocol)
+        if isinstance(found, Principal):
+            self.identified(found)
+            self._session.authenticated(access.valid_ms(found))
+            return
+        self._denial = found.reason, tokens.CREDENTIALS
+        self._refuse(self._session.refuse(found.reason))
+        if found.delay_s:
+            self._hold_timer = loop.call_later(found.delay_s, self.end_hold)
+        else:
+            self._tell_denial()
+
+    def _why_denied(self, operation: Operation, name: str) -> str:
+        wanted = asked_for(operation, name)
+        if self.principal.kind is Kind.ANONYMOUS:
+            return f"a token is needed for {wanted}"
+        return f"the credentials have no grant for {wanted}"
+
+    def _deny(self, close: Close) -> None:
+        """Refuse the peer, which would connect and ask for the same again.
+
+        A peer that knows of tokens is told at once. Another one would take the message for a fault of the
+        server, and connect again: it is told when it is held no longer.
+        """
+        is_anonymous = self.principal.kind is Kind.ANONYMOUS
+        self._denial = close.reason, tokens.CREDENTIALS if is_anonymous else tokens.FORBIDDEN
+        self._refuse(close)
+        if self._knows_tokens or self._hold_timer is None:
+            self._tell_denial()
+
+    def _tell_denial(self) -> None:
+        if self._denial is not None:
+            self._session.refuse_credentials(*self._denial)
+            self._denial = None
+
+    def end_hold(self) -> None:
+        self._tell_denial()
+        super().end_hold()
+
+    def _turned_away(self, reason: str) -> Close:
+        return self._session.refuse_credentials(reason)
+
+    # Publishes and subscriptions
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
+        if self.principal is not OPEN:
+            publishable = self._publishable
+            for topic in records:
+                if publishable.get(topic) is not True and not self._may_publish(topic):
+                    self._forbid_publish(command, topic)
+                    return
         self._shared.metrics.count("records_published_total", sum(map(len, records.values())))
         try:
             self._shared.broker.publish(records, lambda: self._stored(unit, size))
@@ -83,7 +150,17 @@ class TopicConnection(Connection):
             return
         self._under_way(size)
 
+    def _forbid_publish(self, command: Publish, topic: str) -> None:
+        """Refuse a unit as a whole: one of its topics is not for this peer. Nothing of it is stored."""
+        reason = self._why_denied(Operation.PUBLISH, topic)
+        refused = RefusedPublish(Refusal.FORBIDDEN, command.unit.lowest)
+        self._deny(self._session.refuse_publish(reason, websocket.POLICY_VIOLATION, refused))
+
     def _attach(self, command: AttachCommand) -> None:
+        if not self.is_granted(Operation.SUBSCRIBE, command.topic):
+            reason = self._why_denied(Operation.SUBSCRIBE, command.topic)
+            self._deny(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
+            return
         if not self._has_room(command.topic):
             return
         if self._subscriptions is None:
@@ -127,6 +204,14 @@ class TopicConnection(Connection):
     # Named readers
 
     def _read(self, command: readers.Read) -> None:
+        for operation, name in (
+            (Operation.SUBSCRIBE, command.topic),
+            (Operation.CURSORS, command.reader),
+        ):
+            if not self.is_granted(operation, name):
+                reason = self._why_denied(operation, name)
+                self._session.tell_reader(readers.Lost(command.topic, readers.REFUSED, reason))
+                return
         if not self._has_room(command.topic):
             return
         self._shared.metrics.count("subscriptions_total")

@@ -49,6 +49,9 @@ class ConnectionRefused(NamedTuple):
 AUTH = "auth"
 PROTOCOL = "protocol"
 
+TOKENS_REFUSED_MAX = 3
+"""Different tokens in a row that a server may refuse before the client gives up."""
+
 E = TypeVar("E")
 """Type of a session's events."""
 
@@ -63,8 +66,16 @@ class LinkedSession(ABC, Generic[E]):
         self.state = ConnectionState.DISCONNECTED
         self.latency_s: float | None = None
         """Round trip of the last answered ping, None before the first."""
-        self._refused = False
+        self.is_refused = False
         """True if no further connection can succeed."""
+        self.token: str | None = None
+        """Token to show to the server. The caller sets it before `opened`."""
+        self.token_changes = False
+        """True if the next connection may have another token."""
+        self._refused_token: str | None = None
+        self._tokens_refused = 0
+        self.renew_at = inf
+        """Time to call `renew` with a new token, if the application can provide one."""
 
     @property
     @abstractmethod
@@ -83,6 +94,19 @@ class LinkedSession(ABC, Generic[E]):
         `state` stays CONNECTING until the server has proved that it speaks the protocol.
         """
 
+    def refuse(self, reason: str) -> list[Any]:
+        """Refuse the server, on this connection and every later one."""
+        self.is_refused = True
+        return [ConnectionRefused(AUTH, reason), Finished(reason)]
+
+    def renew(self, token: str, now: float) -> None:
+        """Show a new token on the open connection, if the protocol can. Nothing else is interrupted."""
+        self.token = token
+
+    def explain(self, reason: str) -> str:
+        """Return the reason for the end of a connection, with what the session knows about its cause."""
+        return reason
+
     def hung_up(self, reason: str, now: float) -> list[E]:
         """Note that the server itself has ended the connection; `disconnected` follows."""
         return []
@@ -91,13 +115,24 @@ class LinkedSession(ABC, Generic[E]):
         """Note that the attempt failed or the connection ended."""
         assert self.state is not ConnectionState.CLOSED
         refused = ConnectionState.REFUSED
-        self.state = refused if self._refused else ConnectionState.DISCONNECTED
+        self.state = refused if self.is_refused else ConnectionState.DISCONNECTED
         self._forget_connection()
 
     def close(self) -> None:
         """Close the session for good."""
         self.state = ConnectionState.CLOSED
         self._forget_connection()
+
+    def _token_accepted(self) -> None:
+        self._refused_token = None
+        self._tokens_refused = 0
+
+    def _may_try_again(self) -> bool:
+        """True if the application may provide a better token than the one that the server has refused."""
+        is_same = self.token == self._refused_token
+        self._refused_token = self.token
+        self._tokens_refused += 1
+        return self.token_changes and not is_same and self._tokens_refused < TOKENS_REFUSED_MAX
 
     @abstractmethod
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[E]:
@@ -189,6 +224,7 @@ class GreetingSession(LinkedSession[E]):
     def _begin_exchange(self, now: float) -> None:
         self._stage = Stage.OPEN
         self._ping_at = now + self._ping_s
+        self._token_accepted()
         self.state = ConnectionState.CONNECTED
 
     def _heard(self, now: float) -> None:
@@ -208,7 +244,10 @@ class GreetingSession(LinkedSession[E]):
         events.append(Finished(reason))
 
     def _refuse(self, kind: str, reason: str, events: list[Any]) -> None:
-        self._refused = True
+        if kind == AUTH and self._may_try_again():
+            self._finish(reason, events)
+            return
+        self.is_refused = True
         events.append(ConnectionRefused(kind, reason))
         self._finish(reason, events)
 

@@ -11,6 +11,7 @@ from headrace.errors import LocalProtocolError
 from headrace.session.client import Broken
 from headrace.session.server import (
     AttachCommand,
+    Authenticate,
     Command,
     DetachCommand,
     Publish,
@@ -20,7 +21,7 @@ from headrace.session.server import (
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ClientDecoder, ServerDecoder
 
@@ -75,6 +76,8 @@ class FiggClientSession(ClientSession):
             self._detached(message.topic, events)
         elif isinstance(message, readers.ToClient):
             self._readers.take(message, events)
+        elif isinstance(message, tokens.ToClient):
+            self._auth_answer(message, now, events)
         else:
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 
@@ -100,8 +103,7 @@ class FiggServerSession(TopicSession):
             if isinstance(message, figg.Publishes):
                 unit = Unit(message.lowest, message.highest)
                 self._publishes_under_way().add(unit)
-                # The session moves publishes to the front: a refused message in this read must not lose them.
-                commands.insert(0, Publish(message.records, unit))
+                self._take_publish(Publish(message.records, unit), commands)
             elif isinstance(message, figg.Ping):
                 self._out.append(figg.encode_pong(message.timestamp))
             elif isinstance(message, figg.Attach):
@@ -110,6 +112,8 @@ class FiggServerSession(TopicSession):
                 commands.append(DetachCommand(message.topic))
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
+            elif isinstance(message, tokens.Auth):
+                commands.append(Authenticate(message.token))
             else:
                 code = websocket.POLICY_VIOLATION
                 commands.append(self.refuse_publish(message.reason, code, message.refused))
@@ -131,6 +135,9 @@ class FiggServerSession(TopicSession):
 
     def tell_reader(self, message: readers.ToClient) -> None:
         self._out.append(figg.encode_of_reader(message))
+
+    def _encode_auth_answer(self, answer: tokens.ToClient) -> bytes:
+        return figg.encode_auth_answer(answer)
 
     def _acknowledge(self, ready: Sequence[Unit]) -> None:
         """Send one ACK for all units."""

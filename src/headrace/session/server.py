@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from headrace.errors import LocalProtocolError
 from headrace.model import Refusal, RefusedPublish
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 
 
 class NumberRange(NamedTuple):
@@ -188,6 +188,19 @@ class DetachCommand(NamedTuple):
     topic: str
 
 
+class Authenticate(NamedTuple):
+    """Check a token, and answer with `authenticated` or `refuse_credentials`.
+
+    No later command of this connection may be carried out before that. A further token renews the
+    credentials of the connection.
+    """
+
+    token: str
+
+    def __repr__(self) -> str:
+        return "Authenticate(...)"  # a token must not reach a log
+
+
 class Close(NamedTuple):
     """The peer broke the protocol: read no more, and close the connection when `finished`."""
 
@@ -199,7 +212,7 @@ class Close(NamedTuple):
     """Reason why a publish of the peer is refused every time; None if it is closed for another reason."""
 
 
-Command = Publish | AttachCommand | DetachCommand | readers.ToServer | Close
+Command = Publish | AttachCommand | DetachCommand | readers.ToServer | Authenticate | Close
 
 
 class Decoder(Protocol):
@@ -270,9 +283,47 @@ class ServerSession(ABC):
 
 
 class TopicSession(ServerSession):
-    """A session whose peer attaches to topics."""
+    """A session whose peer attaches to topics, and may show a token."""
 
-    __slots__ = ()
+    __slots__ = ("_last_words",)
+
+    def __init__(self, decoder: Decoder) -> None:
+        super().__init__(decoder)
+        self._last_words = b""
+        """Message to send when every accepted publish is acknowledged."""
+
+    def authenticated(self, valid_ms: int = 0) -> None:
+        """Answer that a token is accepted. It expires in `valid_ms`; 0: it does not expire."""
+        self._out.append(self._encode_auth_answer(tokens.AuthOk(valid_ms)))
+
+    def refuse_credentials(self, reason: str, code: int = tokens.CREDENTIALS) -> Close:
+        """Refuse a token, or end a connection that has none, or whose credentials have expired.
+
+        `code`: CREDENTIALS, LATER or FORBIDDEN of `wire/tokens.py`. The peer is told after its accepted
+        publishes are acknowledged.
+        """
+        self._last_words = self._encode_auth_answer(tokens.AuthRefused(code, reason))
+        return self.refuse(reason)
+
+    def data_to_send(self) -> bytes:
+        data = super().data_to_send()
+        if self._last_words and self.finished:
+            data += self._last_words
+            self._last_words = b""
+        return data
+
+    def _take_publish(self, command: Publish, commands: list[Command]) -> None:
+        """Add a publish to the commands of its read, at the front: a refused message must not lose it.
+
+        But a publish that comes together with a token is carried out with the rights of that token.
+        """
+        if any(type(one) is Authenticate for one in commands):
+            commands.append(command)
+        else:
+            commands.insert(0, command)
+
+    @abstractmethod
+    def _encode_auth_answer(self, answer: tokens.ToClient) -> bytes: ...
 
     @abstractmethod
     def attaching(self, command: AttachCommand) -> None:

@@ -26,6 +26,7 @@ from headrace.model import RefusedPublish
 from headrace.session.client import Broken
 from headrace.session.server import (
     AttachCommand,
+    Authenticate,
     Command,
     DetachCommand,
     NumberRange,
@@ -37,7 +38,7 @@ from headrace.session.server import (
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder, ServerDecoder
 
@@ -98,6 +99,8 @@ class WombatClientSession(ClientSession):
             self._detached(message.topic, events)
         elif isinstance(message, readers.ToClient):
             self._readers.take(message, events)
+        elif isinstance(message, tokens.ToClient):
+            self._auth_answer(message, now, events)
         else:
             events.append(Broken(f"the server broke the protocol: {message.reason}"))
 
@@ -154,6 +157,8 @@ class WombatServerSession(TopicSession):
                 commands.append(DetachCommand(message.topic))
             elif isinstance(message, readers.Read | readers.Handled):
                 commands.append(message)
+            elif isinstance(message, tokens.Auth):
+                commands.append(Authenticate(message.token))
             else:
                 refused = self._unwrapped(message.refused)
                 commands.append(self.refuse_publish(message.reason, message.code, refused))
@@ -191,6 +196,9 @@ class WombatServerSession(TopicSession):
     def tell_reader(self, message: readers.ToClient) -> None:
         self._out.append(wombat.encode_reader_answer(message))
 
+    def _encode_auth_answer(self, answer: tokens.ToClient) -> bytes:
+        return wombat.encode_auth_answer(answer)
+
     def _attach(self, message: wombat.Attach) -> AttachCommand:
         if message.serial is None:
             return AttachCommand(message.topic, None)
@@ -208,8 +216,7 @@ class WombatServerSession(TopicSession):
         command = command or self._only_new(message, numbers, units, now)
         if command is not None:
             units.add(command.unit)
-            # The session moves publishes to the front: a refused message in this read must not lose them.
-            commands.insert(0, command)
+            self._take_publish(command, commands)
 
     def _forget(self, now: float) -> None:
         """Forget publishes that no client repeats any more."""

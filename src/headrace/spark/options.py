@@ -40,6 +40,7 @@ _SOURCE = {
     "path": "a data directory",
     "url": "http://host:port of a running server's --http listener, or several with commas",
     "token": "an access token of that server",
+    "ca": "a file, on every machine, with the authority of an https server's certificate",
     "subscribe": "topics, with commas or as a JSON list",
     "subscribePattern": "a regular expression that whole names match",
     "startingOffsets": "earliest, latest, or JSON with an offset per topic",
@@ -59,6 +60,7 @@ _SOURCE = {
 _SINK = {
     "url": _SOURCE["url"],
     "token": _SOURCE["token"],
+    "ca": _SOURCE["ca"],
     "topic": "the topic of rows without a column `topic`",
     "producer": "who writes, so that a repeated batch is recognised",
     "batchId": "the number of a batch write of that producer",
@@ -164,13 +166,14 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> LogLocation:
         raise OptionError("say where the log is: give one of path and url")
     if not path_allowed and not url:
         raise OptionError("say where to write: url is missing")
-    if path and "token" in given:
-        raise OptionError("token goes with url: files ask for none")
+    for key in ("token", "ca"):
+        if path and key in given:
+            raise OptionError(f"{key} goes with url: files ask for none")
     if re.match(r"(?!file:)\w+://", path):
         raise OptionError(f"path is a directory: give {without_secret(path)!r} as the option url")
     if path:
         return LogLocation(path=path.removeprefix("file://"))
-    return parse_place(url, given.get("token", ""))
+    return parse_place(url, given.get("token", ""), given.get("ca", ""))
 
 
 def _topics(given: Mapping[str, str]) -> TopicSelection:

@@ -201,12 +201,12 @@ _RETRY_S = 2.0
 """Short, because the next batch is another attempt and other listeners have to wait."""
 
 
-def track(spark: "SparkSession", url: str, token: str = "") -> StreamingQueryListener:
+def track(spark: "SparkSession", url: str, token: str = "", ca: str = "") -> StreamingQueryListener:
     """From now on, store the progress of every query with a `groupId` on the server at `url`.
 
     The cursor of group NAME is called `group:NAME`. Return the listener, for `spark.streams.removeListener`.
     """
-    listener = _Tracker(url, token)
+    listener = _Tracker(url, token, ca)
     spark.streams.addListener(listener)
     atexit.register(_wait_for_listeners, spark)
     return listener
@@ -222,8 +222,8 @@ def _wait_for_listeners(spark: "SparkSession") -> None:
 
 
 class _Tracker(StreamingQueryListener):
-    def __init__(self, url: str, token: str) -> None:
-        self._place = parse_place(url, token)
+    def __init__(self, url: str, token: str, ca: str) -> None:
+        self._place = parse_place(url, token, ca)
         self._sent: dict[str, object] = {}
 
     def onQueryStarted(self, event: Any) -> None: ...

@@ -74,7 +74,7 @@ def test_the_table_has_every_option_with_its_default() -> None:
 
 
 def value(shown: str) -> object:
-    if shown in ("None", "True"):
+    if shown in ("None", "True", "False"):
         return ast.literal_eval(shown)
     if shown.endswith(" MiB"):
         return int(shown.split()[0]) * 1024 * 1024

@@ -2,9 +2,10 @@
 
 from collections.abc import Iterator
 
+from headrace.wire import tokens
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ServerDecoder
-from tests.client.peer import Attach, Connection, Detach, Heard, Peer, Ping, Publish
+from tests.client.peer import Attach, Auth, Connection, Detach, Heard, Peer, Ping, Publish
 
 
 class FiggConnection(Connection):
@@ -25,6 +26,8 @@ class FiggConnection(Connection):
                     for topic, new in records.items():
                         for record in new:
                             yield Publish(highest, topic, record[4:])
+                case tokens.Auth(token):
+                    yield Auth(token)
                 case figg.Bad(reason):
                     raise AssertionError(reason)
 
@@ -39,6 +42,12 @@ class FiggConnection(Connection):
 
     def say_pong(self, timestamp: int) -> None:
         self.transport.write(figg.encode_pong(timestamp))
+
+    def say_auth_ok(self, valid_ms: int) -> None:
+        self.transport.write(figg.encode_auth_answer(tokens.AuthOk(valid_ms)))
+
+    def say_auth_refused(self, code: int, reason: str) -> None:
+        self.transport.write(figg.encode_auth_answer(tokens.AuthRefused(code, reason)))
 
     def say_messages(self, topic: str, begin: int, payloads: list[bytes]) -> None:
         records = [len(payload).to_bytes(4, "big") + payload for payload in payloads]

@@ -799,7 +799,7 @@ async def test_a_client_must_be_entered_before_it_is_used(peer: Peer) -> None:
 @pytest.mark.parametrize(
     ("url", "reason"),
     [
-        ("127.0.0.1:8119", "must begin with figg:// or wombat:// or wombats://"),
+        ("127.0.0.1:8119", "must begin with figg:// or figgs:// or wombat:// or wombats://"),
         ("http://127.0.0.1", "must begin with"),
         ("ws://127.0.0.1", "must begin with"),
         ("figg://", "has no host"),

@@ -76,6 +76,8 @@ def test_the_table_has_every_option_with_its_default_for_each_protocol() -> None
 def number(shown: str) -> float | None:
     if shown in ("-", "None"):
         return None
+    if shown == "False":
+        return False
     if shown.endswith(" MiB"):
         return int(shown.split()[0]) * 1024 * 1024
     return float(shown.replace(",", ""))

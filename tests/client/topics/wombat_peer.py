@@ -12,7 +12,7 @@ from websockets.frames import Opcode
 from websockets.http11 import Request
 from websockets.server import ServerProtocol
 
-from tests.client.peer import Attach, Connection, Detach, Heard, Peer, Ping, Publish
+from tests.client.peer import Attach, Auth, Connection, Detach, Heard, Peer, Ping, Publish
 
 
 class WombatPeer(Peer):
@@ -83,6 +83,12 @@ class WombatConnection(Connection):
     def say_pong(self, timestamp: int) -> None:
         self.say(7, "pong", timestamp=timestamp)
 
+    def say_auth_ok(self, valid_ms: int) -> None:
+        self.say(81, "auth_ok", valid_ms=valid_ms)
+
+    def say_auth_refused(self, code: int, reason: str) -> None:
+        self.say(82, "auth_refused", code=code, reason=reason)
+
     def say_messages(self, topic: str, begin: int, payloads: list[bytes]) -> None:
         for payload in payloads:
             begin += 4 + len(payload)
@@ -112,4 +118,6 @@ def heard(message: dict[str, Any]) -> Heard:
             return Ping(timestamp)
         case {"type": 8, "detach": {"topic": topic}}:
             return Detach(topic)
+        case {"type": 80, "auth": {"token": token}}:
+            return Auth(token)
     raise AssertionError(message)

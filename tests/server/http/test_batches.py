@@ -7,7 +7,6 @@ from itertools import count
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from headrace.config.settings import Config
 from headrace.payload.channel import Content, StoredMessage, encode_message
@@ -18,6 +17,7 @@ from headrace.server.http.requests import RequestMemory
 from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
+from tests.server.http.open_gate import gated
 from tests.system.support import metrics
 
 SETTINGS = ("limits.staged_bytes_max=8000000",)
@@ -151,7 +151,8 @@ def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
     request.stream = httpx.ByteStream(b"")
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
         sock.sendall(
-            b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % ((4 << 30) + 1)
+            b"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n"
+            % ((4 << 30) + 1)
         )
         assert sock.recv(4096).startswith(b"HTTP/1.1 413 ")
 
@@ -159,7 +160,9 @@ def test_an_upload_that_says_it_is_too_long_is_refused_at_once(http):
 def test_a_connection_lost_in_an_upload_leaves_nothing(http, server):
     before = set(staged_files(server))
     with socket.create_connection((http.base_url.host, http.base_url.port), 10) as sock:
-        sock.sendall(b"POST /v1/staged HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n")
+        sock.sendall(
+            b"POST /v1/staged HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n"
+        )
         sock.sendall(block("t", [bytes(100_000)]) * 15)
         wait_until(lambda: set(staged_files(server)) - before, 30, "a beginning")
     wait_until(lambda: set(staged_files(server)) <= before, 30, "nothing to be left")
@@ -249,10 +252,10 @@ async def test_a_batch_that_takes_long_is_answered_before_it_is_done(tmp_path, m
     monkeypatch.setattr(api_batches, "ANSWER_S", 0.05)
     store = StepStore(Config(data_dir=tmp_path / "data"))
     staged = store.stage(("t", [b"one", b"two"]))
-    app = Starlette(routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()])
+    app = gated(api_batches.BatchesApi(store.store, Metrics()).routes())
     body = {"producer": "p", "number": 0, "staged": [staged]}
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as http:
         for _ in range(2):
             answer = await http.post("/v1/batches", json=body)
@@ -276,8 +279,8 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
     store = StepStore(Config(data_dir=tmp_path / "data"))
     sock = socket.create_server(("127.0.0.1", 0))
     sock.setblocking(False)
-    app = Starlette(
-        routes=[*api_batches.BatchesApi(store.store, Metrics()).routes()],
+    app = gated(
+        api_batches.BatchesApi(store.store, Metrics()).routes(),
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
     shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)
@@ -290,7 +293,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         ):
             reader, writer = await asyncio.open_connection(*sock.getsockname())
             writer.write(
-                b"POST /v1/%b HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\nHRB1" % path
+                b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\nHRB1" % path
             )
             head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 30)
             assert head.startswith(b"HTTP/1.1 408 ")

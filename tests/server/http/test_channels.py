@@ -14,6 +14,7 @@ import pytest
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.access.principals import OPEN
 from headrace.broker.channel.channel import Channel
 from headrace.broker.channel.member import Batch, OutgoingMessage, Receive
 from headrace.errors import ChannelError, StoreFailedError
@@ -21,8 +22,10 @@ from headrace.model import CHANNEL_PREFIX
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.http import channels as api_channels
 from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.gate import Rights
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel.world import NAME, World
+from tests.server.http.open_gate import no_access_control
 
 WAIT_S = 30
 RAW = (b"accept", b"application/octet-stream")
@@ -37,6 +40,7 @@ class Poll:
         asked = {"name": NAME, "processor": "b", "wait_s": 60} | query
         scope = {"type": "http", "method": "GET", "headers": list(headers)}
         scope["query_string"] = urlencode(asked).encode()
+        scope["headrace.rights"] = Rights(no_access_control(), OPEN)
         self._task = asyncio.create_task(api.poll(Request(scope, self._receive)))
 
     async def begun(self) -> "Poll":
@@ -182,7 +186,7 @@ def test_a_member_is_there_while_its_request_waits_and_no_longer(server: ServerP
     httpx.post(f"{server.http_url}/v1/channel/join", params=query)
     with socket.create_connection(server.http) as client:
         path = "/v1/channel/messages?" + urlencode(query | {"wait_s": 60})
-        client.sendall(f"GET {path} HTTP/1.1\r\nHost: test\r\n\r\n".encode())
+        client.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
         client.settimeout(0.1)
         for _ in range(20):  # longer than its presence would last without the request
             with pytest.raises(TimeoutError):

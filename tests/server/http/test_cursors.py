@@ -6,7 +6,6 @@ from itertools import count
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from headrace import connect_blocking
 from headrace.broker.broker import Broker
@@ -16,6 +15,7 @@ from headrace.server.http import topics as api_cursors
 from headrace.server.http.topics import CursorsApi
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore
+from tests.server.http.open_gate import gated
 
 _numbers = count()
 
@@ -231,11 +231,11 @@ def test_of_too_many_changes_that_wait_for_the_disk_the_last_is_refused(tmp_path
     monkeypatch.setattr(api_cursors, "CHANGES_MAX", 2)
     steps = StepStore(Config(data_dir=tmp_path / "data", journal=Journal(file_bytes=65_536)))
     readers = Readers(Broker(steps.store, steps.runner, lambda reason: None))
-    app = Starlette(routes=CursorsApi(steps.store, readers, lambda topics: None).routes())
+    app = gated(CursorsApi(steps.store, readers, lambda topics: None).routes())
 
     async def check() -> list[int]:
         transport = httpx.ASGITransport(app=app)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as http:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
             body = {"reader": "r", "positions": [place("t", 0)]}
             waiting = [asyncio.create_task(http.post("/v1/cursors", json=body)) for _ in range(2)]
             while steps.store.pending_bytes < 2 * 52:

@@ -101,7 +101,7 @@ def test_versions_go_on_after_a_restart_and_requests_that_wait_are_let_go(tmp_pa
             version = topics(http)["version"]
         with socket.create_connection(server.http, 30) as waiting:
             path = f"/v1/topics?since={version}&wait_ms=10000"
-            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            waiting.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
             for _ in range(3):
                 httpx.get(f"{server.http_url}/healthz")  # it came later and was answered
             server.terminate()

@@ -357,7 +357,7 @@ def request(server: ServerProcess, length: int) -> socket.socket:
     connection = socket.create_connection(server.http, 20)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65536)
     path = f"/v1/range?topic=large&from=0&to={length}"
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode())
     return connection
 
 

@@ -5,16 +5,19 @@ application that knows what it has sent and what it must have received.
 """
 
 from collections import deque
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 from headrace.client.channel.events import Inbox
 from headrace.config.protocols import ChannelSettings
+from headrace.config.settings import Config
 from headrace.payload.channel import decode_message
 from headrace.payload.reducers import reducer
-from headrace.server.access import Credentials
+from headrace.server.access import Access
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.loop import Turns
+from headrace.server.metrics.metrics import Metrics
 from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
 from headrace.session.channel.membership import (
     Ended,
@@ -68,10 +71,9 @@ class Pair:
             may_read=lambda size: True,
             paused=set(),
             lost=lambda connection: None,
+            access=Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, Metrics()),
         )
-        self.hub = ChannelConnections(
-            shared, self.world.channels, ChannelSettings(ping_s=10_000.0), Credentials((), of="it")
-        )
+        self.hub = ChannelConnections(shared, self.world.channels, ChannelSettings(ping_s=10_000.0))
 
     @property
     def now(self) -> float:

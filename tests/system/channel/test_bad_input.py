@@ -664,7 +664,7 @@ class Deaf:
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         self.socket.settimeout(WAIT_S)
         self.socket.sendall(
-            b"GET /v1/channels HTTP/1.1\r\nHost: test\r\nUpgrade: websocket\r\n"
+            b"GET /v1/channels HTTP/1.1\r\nHost: localhost\r\nUpgrade: websocket\r\n"
             b"Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
         )

@@ -5,7 +5,7 @@ Help texts show `TOPIC…` for an argument that may be repeated, and no Python t
 
 import inspect
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,6 +21,7 @@ from headrace.config.settings import Config, Listen
 from headrace.config.values import SECONDS, Quantity, parse_seconds
 from headrace.errors import HeadraceError
 from headrace.printing import quoted
+from headrace.tls import DEFAULT_FILES, TlsFiles
 
 
 def option(usage: str, text: str, **more: Any) -> Any:
@@ -37,14 +38,15 @@ Url = Annotated[
     str | None,
     option(
         "--url URL",
-        "The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, wombats://HOST."
+        "The server's address: figg://HOST:PORT, wombat://HOST:PORT or, with TLS, figgs:// or wombats://."
         "  [env HEADRACE_URL, else figg://127.0.0.1:8119]",
     ),
 ]
 Http = Annotated[
     str | None,
     option(
-        "--http HOST:PORT", "The server's HTTP address.  [env HEADRACE_HTTP, else 127.0.0.1:8121]"
+        "--http HOST:PORT",
+        "The server's HTTP address; https://HOST:PORT with TLS.  [env HEADRACE_HTTP, else 127.0.0.1:8121]",
     ),
 ]
 Token = Annotated[
@@ -55,6 +57,35 @@ Token = Annotated[
         "[env HEADRACE_TOKEN]",
     ),
 ]
+
+
+class TlsFlags(NamedTuple):
+    """Options of commands that connect to a server with TLS."""
+
+    ca: Annotated[
+        str | None,
+        option(
+            "--ca FILE",
+            "The authority of the server's certificate, in PEM.  [env HEADRACE_CA, else the system's]",
+        ),
+    ] = None
+    cert: Annotated[
+        str | None,
+        option(
+            "--cert FILE",
+            "A certificate of this client, in PEM, if the server asks for one.  [env HEADRACE_CERT]",
+        ),
+    ] = None
+    key: Annotated[
+        str | None,
+        option("--key FILE", "The key of that certificate.  [env HEADRACE_KEY, else in its file]"),
+    ] = None
+
+    @property
+    def files(self) -> TlsFiles:
+        return TlsFiles(self.ca or "", self.cert or "", self.key or "")
+
+
 Timeout = Annotated[
     float,
     option(
@@ -108,10 +139,11 @@ class HttpFlags(NamedTuple):
 
     http: Http = None
     token: Token = None
+    tls: TlsFlags = TlsFlags()
 
     @property
     def api(self) -> HttpApi:
-        return http_api(self.http, self.token)
+        return http_api(self.http, self.token, self.tls.files)
 
 
 class SettingsFlags(NamedTuple):
@@ -125,6 +157,12 @@ class SettingsFlags(NamedTuple):
         None
     )
     http: Annotated[str | None, option("--http HOST:PORT", "Where the HTTP API answers.")] = None
+    insecure_open: Annotated[
+        bool,
+        option(
+            "--insecure-open", "Listen on other addresses than loopback without access control."
+        ),
+    ] = False
     durability: Annotated[str | None, option("--durability NAME", "synced, written or memory.")] = (
         None
     )
@@ -144,6 +182,7 @@ class SettingsFlags(NamedTuple):
             "listen.figg": self.figg,
             "listen.ws": self.ws,
             "listen.http": self.http,
+            "listen.insecure_open": "true" if self.insecure_open else None,
             "durability": self.durability,
             "log_format": self.log_format,
             "log_level": self.log_level,
@@ -188,6 +227,7 @@ class ConnectionFlags(NamedTuple):
     url: Url = None
     http: Http = None
     token: Token = None
+    tls: TlsFlags = TlsFlags()
     timeout_s: Timeout = 5.0
 
     @property
@@ -228,16 +268,18 @@ def url_or_default(url: str | None) -> str:
     return url or os.environ.get("HEADRACE_URL") or f"figg://{Listen().figg}"
 
 
-def http_api(http: str | None, token: str | None) -> HttpApi:
+def http_api(http: str | None, token: str | None, tls: TlsFiles = DEFAULT_FILES) -> HttpApi:
     """Return the given HTTP API, or that of the environment, or the default one."""
     address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
     base = address.rstrip("/") if "://" in address else f"http://{address}"
-    return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None)
+    return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None, tls.or_environment())
 
 
 def is_for_subcommand(context: typer.Context, *given: object) -> bool:
     """True if a subcommand follows. Raise UsageError if options were given before it."""
-    if context.invoked_subcommand is not None and any(given):
+    # A group of options that were not given is a tuple of nothing.
+    is_given = any(any(one) if isinstance(one, tuple) else one for one in given)
+    if context.invoked_subcommand is not None and is_given:
         raise UsageError(f"options go behind `{context.invoked_subcommand}`")
     return context.invoked_subcommand is not None
 
@@ -269,7 +311,8 @@ def parse_moment(text: str, now: datetime) -> int:
 class App(typer.Typer):
     """A group of commands with this layout. Brackets in help texts are not treated as markup.
 
-    A parameter of a command whose type is a NamedTuple stands for the options that are its fields.
+    A parameter of a command whose type is a NamedTuple stands for the options that are its fields, and these
+    may be groups of options too.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -296,18 +339,37 @@ def _with_groups(function: Callable[..., Any]) -> Callable[..., Any]:
     for parameter in inspect.signature(function).parameters.values():
         if hasattr(parameter.annotation, "_fields"):
             groups[parameter.name] = parameter.annotation
-            parameters += inspect.signature(parameter.annotation).parameters.values()
-        else:
-            parameters.append(parameter)
+        parameters += _single(parameter)
 
     def run(**values: Any) -> Any:
         for name, group in groups.items():
-            values[name] = group(*(values.pop(field) for field in group._fields))
+            values[name] = _made(group, values)
         return function(**values)
 
     run.__doc__ = function.__doc__
     by_name = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in parameters]
     return with_parameters(run, by_name) if groups else function
+
+
+def _single(parameter: inspect.Parameter) -> Iterator[inspect.Parameter]:
+    """Yield the options that a parameter stands for."""
+    if hasattr(parameter.annotation, "_fields"):
+        for field in inspect.signature(parameter.annotation).parameters.values():
+            yield from _single(field)
+    else:
+        yield parameter
+
+
+def _made(group: Any, values: dict[str, Any]) -> Any:
+    """Take the values of a group of options out of `values`, and return the group."""
+    return group(
+        *(
+            _made(field.annotation, values)
+            if hasattr(field.annotation, "_fields")
+            else values.pop(name)
+            for name, field in inspect.signature(group).parameters.items()
+        )
+    )
 
 
 def with_parameters(

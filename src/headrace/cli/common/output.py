@@ -3,7 +3,6 @@
 Functions that need `rich` import it themselves: it takes longer to load than most commands take to run.
 """
 
-import json
 import os
 import sys
 import time
@@ -15,7 +14,7 @@ import typer
 from typer.exceptions import TyperException
 
 from headrace.errors import HeadraceError
-from headrace.printing import size
+from headrace.printing import printable_json, size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -57,7 +56,7 @@ def console() -> "Console":
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(value, ensure_ascii=False))
+    typer.echo(printable_json(value))
 
 
 def print_facts(facts: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import http.client
 import json
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
@@ -10,6 +11,7 @@ from urllib.parse import urlencode, urlsplit
 from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.errors import ConnectTimeoutError
 from headrace.printing import masked, one_line, quoted, unreachable
+from headrace.tls import DEFAULT_FILES, TlsFiles, TlsOptions, failure
 
 if TYPE_CHECKING:
     from headrace.client import Client, Options
@@ -17,16 +19,18 @@ if TYPE_CHECKING:
 
 _TIMEOUT_S = 30.0
 _ANSWER_BYTES_MAX = 256 * 1024 * 1024
-_WRONG_PORT = b"this is HTTP, and "
-"""Start of the Figg port's answer to HTTP; after it, the answer says where HTTP listens."""
+_WRONG_PORT = (b"this is HTTP, and ", b"this is not TLS, and ")
+"""Starts of answers of the Figg port and of ports with TLS, which say what to do."""
 
 
 class HttpApi(NamedTuple):
     """Address of a server's HTTP API, and the token for it."""
 
     base: str
-    """`http://host:port`"""
+    """`http://host:port` or `https://host:port`"""
     token: str | None = None
+    tls: TlsFiles = TlsFiles()
+    """Files for an address that begins with `https`."""
 
     def __repr__(self) -> str:
         return f"HttpApi({self.base!r})"  # a token is never shown
@@ -51,7 +55,7 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token = api
+    base, token, tls = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
     if token is not None:
         if not (token.isascii() and token.isprintable() and token == token.strip()):
@@ -62,16 +66,22 @@ def request(
         port = parts.port
     except ValueError:
         port = -1
-    if parts.scheme != "http" or not parts.hostname or port == -1:
-        raise UsageError(f"--http takes HOST:PORT or http://HOST:PORT, not {quoted(masked(base))}")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {quoted(masked(base))}")
     text = urlencode({name: value for name, value in query.items() if value is not None})
     connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+    if parts.scheme == "https":
+        connection = http.client.HTTPSConnection(
+            parts.hostname, port, timeout=timeout_s, context=tls.context()
+        )
+    place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
     try:
         connection.request(method, f"{path}?{text}" if text else path, content, headers)
         response = connection.getresponse()
         status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except ssl.SSLError as error:
+        raise UnreachableError(failure(error, place)) from None
     except (OSError, http.client.HTTPException) as error:
-        place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
         reason = with_hint(unreachable(error, place))
         named = reason if place in reason else f"no answer from {base}: {reason}"
         raise UnreachableError(named) from None
@@ -118,6 +128,7 @@ def run_with_client(
     timeout_s: float,
     work: Work,
     *,
+    tls: TlsFiles = DEFAULT_FILES,
     patient: bool = False,
     lake: str | None = None,
     lake_options: Mapping[str, str] | None = None,
@@ -133,6 +144,7 @@ def run_with_client(
 
     options = Options(
         connect_timeout_s=timeout_s,
+        **tls_options(url, tls),
         lake=lake,
         lake_options=lake_options,
         lake_catalog=lake_catalog,
@@ -141,6 +153,13 @@ def run_with_client(
         uvloop.run(_run(url, options, timeout_s, work, patient=patient))
     except ConnectTimeoutError as error:
         raise CommandError(with_hint(str(error))) from None
+
+
+def tls_options(url: str, files: TlsFiles) -> TlsOptions:
+    """Return a client's options for TLS. The environment may name files that a plain URL does not need."""
+    is_encrypted = url.partition("://")[0].endswith("s")
+    ca, cert, key = files.or_environment() if is_encrypted else files
+    return {"ca": ca or None, "cert": cert or None, "key": key or None}
 
 
 async def _run(

@@ -68,15 +68,20 @@ class Given:
         return found
 
     def server(self, data_dir: str | bool | None = None) -> dict[str, str]:
-        """Return url and token of option, environment, file or default; empty if only `data_dir` is given."""
+        """Return how the server is reached: by option, environment, file or default.
+
+        All values are empty if only `data_dir` is given.
+        """
         http = self.values["url"]
         if data_dir and not http:
-            return {"url": "", "token": ""}
+            return {"url": "", "token": "", "ca": ""}
         if not http and not os.environ.get("HEADRACE_HTTP") and self.config_file:
-            listen = load({}, os.environ, self.config_file).config.listen.http
-            http = str(listen._replace(host="127.0.0.1") if listen.host in _EVERYWHERE else listen)
+            listen = load({}, os.environ, self.config_file).config.listen
+            at = listen.http
+            at = at._replace(host="127.0.0.1") if at.host in _EVERYWHERE else at
+            http = f"https://{at}" if listen.tls.covers("http") else str(at)
         api = options.http_api(http, self.values["token"])
-        return {"url": api.base, "token": api.token or ""}
+        return {"url": api.base, "token": api.token or "", "ca": self.values["ca"] or ""}
 
 
 def command(

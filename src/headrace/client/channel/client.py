@@ -5,13 +5,14 @@ A client belongs to one event loop and is not safe to use from other threads.
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from inspect import isawaitable
 from typing import TYPE_CHECKING, Any, Literal, Required, Self, TypedDict, overload
 
 from headrace.client.channel.events import ChannelMessage, Inbox, Received, Snapshot
 from headrace.client.lifecycle import EventHandler, Lifecycle, Remove, fail_quietly, settle
 from headrace.client.link import LinkOptions, LinkOptionsDict, check_json
+from headrace.client.token import Token
 from headrace.errors import (
     ChannelRefusedError,
     ClientClosedError,
@@ -55,8 +56,10 @@ class ChannelOptions(LinkOptions):
     processor: str | None = None
     """Name of this client. Required. It must be unique, and must always stay the same."""
 
-    token: Any = None
-    """Any JSON value that the client sends to the server with `hello`. None: nothing."""
+    token: Any = field(default=None, repr=False)
+    """Token that the client sends to the server with `hello`, or a function that returns one and may be
+    asynchronous; the function is called for each connection. Any other JSON value is sent as it is. None:
+    nothing."""
 
     receive: Receive = "push"
     """`push`: the server sends messages. `signal`: the server announces messages and the client fetches them.
@@ -114,7 +117,14 @@ class ChannelOptions(LinkOptions):
         if self.lease_s is not None and not LEASE_S_MIN <= self.lease_s <= LEASE_S_MAX:
             bounds = f"{LEASE_S_MIN:g} to {LEASE_S_MAX:.0f}"
             raise ConfigError(f"lease_s must be {bounds}, not {self.lease_s!r}")
-        check_json("token", self.token)
+
+    def _check_token(self) -> None:
+        if not callable(self.token):
+            check_json("token", self.token)
+
+    @property
+    def shown_token(self) -> Token | None:
+        return self.token if isinstance(self.token, str) or callable(self.token) else None
 
 
 class JoinOptionsDict(TypedDict, total=False):

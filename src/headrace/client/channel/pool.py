@@ -44,7 +44,7 @@ class ChannelPool(Lifecycle[ChannelClientEvent]):
         self.processor = options.processor
         self.session = ChannelClientSession(
             options.processor,
-            options.token,
+            None if callable(options.token) else options.token,
             instance=secrets.token_hex(8),
             ping_interval_s=options.ping_interval_s,
             pings_unanswered_max=options.pings_unanswered_max,

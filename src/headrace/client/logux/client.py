@@ -62,7 +62,8 @@ class LoguxOptions(LinkOptions):
     """Name of this client, which must be unique. None: a UUID, kept in the store."""
 
     credentials: Any = None
-    """Any JSON value that the client sends to the server with `connect`. None: nothing."""
+    """Any JSON value that the client sends to the server with `connect`, over any connection. None: the
+    `token`."""
 
     verify: Verifier | None = None
     """Called with the server's host and credentials, also if it sends none. If the result is false, the
@@ -88,6 +89,8 @@ class LoguxOptions(LinkOptions):
         self._check_numbers("ping_interval_s", "pings_unanswered_max")
         check_json("host", self.host)
         check_json("credentials", self.credentials)
+        if self.token is not None and self.credentials is not None:
+            raise ConfigError("pass `token` or `credentials`, not both: a server gets one of them")
 
 
 class LoguxOptionsDict(LinkOptionsDict, total=False):

@@ -30,9 +30,10 @@ from headrace.errors import (
     LocalProtocolError,
     PublishRefusedError,
     ReaderRefusedError,
+    RefusedError,
     UnacknowledgedError,
 )
-from headrace.session.client import ConnectionState
+from headrace.session.client import ConnectionRefused, ConnectionState
 from headrace.session.topics import window as client_window
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import (
@@ -402,6 +403,9 @@ class Client(Lifecycle[Event]):
                 self._wake()
             elif isinstance(event, ReaderEvent):
                 self._of_reader(event)
+            elif isinstance(event, ConnectionRefused):
+                self._end(RefusedError(event.kind, event.reason))
+                return
 
     def _of_reader(self, event: ReaderEvent) -> None:
         subscription = self._subscriptions.get(event.topic)
@@ -469,7 +473,10 @@ class Client(Lifecycle[Event]):
         if self._link is not None:
             self._flow.stop()
         for subscription in self._subscriptions.values():
-            subscription.end()
+            if isinstance(error, RefusedError):
+                subscription.fail(error)
+            else:
+                subscription.end()
         fail_quietly(self._publishes, error)
         self._publishes.clear()
         self._detaching.clear()

@@ -143,11 +143,6 @@ class ReaderSubscription(Subscription):
         self._taken.clear()
         self._wake()
 
-    def fail(self, error: ClientError) -> None:
-        """End with an error."""
-        self._failure = error
-        self.end()
-
     def end(self) -> None:
         self._fresh.clear()
         super().end()

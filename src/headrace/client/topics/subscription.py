@@ -85,7 +85,7 @@ class Subscription:
         self._handing: asyncio.Task[None] | None = None
         self._one_reads = asyncio.Lock()
         self._failure: ClientError | None = None
-        """Error with which the server has ended a named reader."""
+        """Error with which the server has ended a named reader, or refused the client."""
 
     @property
     def next_offset(self) -> int | None:
@@ -190,7 +190,18 @@ class Subscription:
         self._current = iter(())
         self._wake()
 
+    def fail(self, error: ClientError) -> None:
+        """End with an error."""
+        self._failure = error
+        self.end()
+
     async def _hand_out(self, handler: Handler) -> None:
+        try:
+            await self._hand_out_batches(handler)
+        except ClientError as error:
+            report(f"{self.topic!r} cannot be read", error)
+
+    async def _hand_out_batches(self, handler: Handler) -> None:
         while batch := await self._next():
             for place, payload in batch:
                 if self.ended:
@@ -231,6 +242,8 @@ class Subscription:
     async def _next(self) -> Batch:
         while True:
             if not self._batches:
+                if self._failure is not None:
+                    raise self._failure
                 if self.ended:
                     return []
                 await self._news.wait()

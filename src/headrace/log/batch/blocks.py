@@ -79,6 +79,8 @@ class BlockDecoder:
         """Number of records in all blocks so far."""
         self.prefixes: set[str] = set()
         """Keys of `checks` with which topics of the upload begin."""
+        self.topics: dict[str, None] = {}
+        """Topics of the blocks since the caller last emptied this. A topic may come again."""
         self._rest = b""
         self._blocks = 0
         self._position = 0
@@ -148,6 +150,7 @@ class BlockDecoder:
         if len(self._topics) >= _NAMES_CACHED_MAX:
             self._topics.clear()
         self._topics[name] = topic
+        self.topics[topic] = None
         return topic
 
     def _check_records(self, block: Block) -> None:

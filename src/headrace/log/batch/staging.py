@@ -73,6 +73,11 @@ class StagingUpload:
     def records(self) -> int:
         return self._decoder.records
 
+    def take_topics(self) -> Collection[str]:
+        """Return the topics that have come since the last call. Not to be called during `feed`."""
+        topics, self._decoder.topics = self._decoder.topics, {}
+        return topics
+
     @property
     def prefixes(self) -> frozenset[str]:
         return frozenset(self._decoder.prefixes)

@@ -106,6 +106,7 @@ def log_of(given: AggregateArguments | AggregateStreamArguments) -> SourceOption
         topics_of(given.topics, given.pattern),
         url=given.url,
         token=given.token,
+        ca=given.ca,
         data_dir=given.data_dir,
         task_bytes=given.task_bytes,
     )
@@ -137,7 +138,7 @@ class Aggregation:
         load_reducer(given.reducer, os.getcwd())
         if given.publish and not given.url:
             raise OptionError("say where states are published: give a server's address")
-        self._told = parse_place(given.url, given.token) if given.publish else None
+        self._told = parse_place(given.url, given.token, given.ca) if given.publish else None
         self._given, self.lake, self.source = given, lake, source
         self.topics = topics_of(given.topics, given.pattern)
         self.into = storage_of(given.into, given.storage_options)

@@ -77,7 +77,11 @@ def audit(given: AuditArguments) -> AuditReport:
         raise OptionError("the log is in a data directory or behind an address: give one of them")
     if not given.data_dir and not given.url and not given.lake:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
-    place = parse_place(given.url, given.token) if given.url else LogLocation(str(given.data_dir))
+    place = (
+        parse_place(given.url, given.token, given.ca)
+        if given.url
+        else LogLocation(str(given.data_dir))
+    )
     with closing(given.task_runner("audit")) as runner:
         return _Audit(given, wanted, place, runner).run()
 

@@ -81,12 +81,13 @@ def export(given: ExportArguments) -> ExportSummary:
         wanted,
         url=given.url,
         token=given.token,
+        ca=given.ca,
         data_dir=given.data_dir,
         task_bytes=given.part_bytes,
         batch_bytes=given.batch_bytes,
     )._replace(verify=not given.skip_lost)
     shape = shape_of(given.decode, given.schema, by_topic=bool(given.by_topic))
-    told = parse_place(given.url, given.token) if given.url else None
+    told = parse_place(given.url, given.token, given.ca) if given.url else None
     storage = storage_of(given.lake, given.storage_options, given.catalog_options)
     find = partial(find_table, storage, given.format, shape, any_partition=given.by_topic is None)
     table = find()

@@ -108,6 +108,7 @@ def report(given: ReportArguments) -> ReportSummary:
         topics_of(given.topics, given.pattern),
         url=given.url,
         token=given.token,
+        ca=given.ca,
         data_dir=given.data_dir,
         task_bytes=_TASK_BYTES,
     )
@@ -121,7 +122,9 @@ def report(given: ReportArguments) -> ReportSummary:
     with _new_files(paths) as files:
         works, total = _works(source, lake)
         server = (
-            ask_server(parse_place(given.url, given.token), source.topics) if given.url else None
+            ask_server(parse_place(given.url, given.token, given.ca), source.topics)
+            if given.url
+            else None
         )
         with closing(given.task_runner("report")) as runner:
             first = share_of(given.progress, total, 0, 0.5)

@@ -7,6 +7,8 @@ from typing import Any
 
 from msgspec import UNSET
 
+from headrace.access.operations import Member as MemberName
+from headrace.access.operations import Operation
 from headrace.broker.channel.channel import Accepted, Channel, Done, Joined, Refuse
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.member import Batch, Member, Receive
@@ -14,11 +16,13 @@ from headrace.broker.channel.notes import StoredSnapshot
 from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
-from headrace.server.access import Credentials, Grant
+from headrace.server.access import Refused, token_in
+from headrace.server.peers.connection import PUBLISHABLE_MAX
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
+from headrace.session.server import Close
 from headrace.wire import channel as wire
 from headrace.wire import websocket
 
@@ -42,17 +46,23 @@ class ChannelConnections(PingedConnections):
         shared: Connections,
         channels: Channels,
         settings: ChannelSettings,
-        credentials: Credentials,
     ) -> None:
         super().__init__(shared, ping_s=settings.ping_s, timeout_s=settings.ping_s)
         self.channels = channels
-        self.credentials = credentials
 
 
 class ChannelConnection(PingedConnection):
     """A connection of channel clients. Implements `MemberConnection` of the broker."""
 
-    __slots__ = ("_grant", "_joined", "_joining", "_large", "_pushed_bytes", "_sated", "_stalled")
+    __slots__ = (
+        "_joinable",
+        "_joined",
+        "_joining",
+        "_large",
+        "_pushed_bytes",
+        "_sated",
+        "_stalled",
+    )
     protocol = "channel"
     message_bytes_max = wire.MESSAGE_BYTES_MAX
     takes_text = True
@@ -60,7 +70,8 @@ class ChannelConnection(PingedConnection):
     _session: ChannelServerSession
 
     def __init__(self, hub: ChannelConnections) -> None:
-        self._grant: Grant | None = None
+        self._joinable: dict[str, bool] = {}
+        """Channels that the processor may join, or may not."""
         self._joined: dict[str, Channel] = {}
         self._joining: dict[str, list[tuple[Request, int]]] = {}
         """Channels whose `join` is not answered, each with the requests that came after it."""
@@ -132,9 +143,27 @@ class ChannelConnection(PingedConnection):
             self._commands.extendleft(reversed(waiting))
 
     def _authenticate(self, command: AuthenticateProcessor) -> None:
-        self._grant = self.hub.credentials.grant(command.processor, command.token, self.address)
-        is_known = self._grant is not None
-        self.handle(self._session.let_in() if is_known else [self._session.turn_away()], 0)
+        access, token = self._shared.access, token_in(command.token)
+        if token is not None:
+            now_s = self._shared.loop.time()
+            found = access.identify(token, self.address, now_s, self.protocol)
+            if isinstance(found, Refused):
+                self.pause(Pause.CHECKING)
+                self._shared.loop.call_later(found.delay_s, self._turn_away)
+                return
+            self.identified(found)
+        if access.may_join_as(self.principal, command.processor):
+            self.handle(self._session.let_in(), 0)
+        else:
+            self._turn_away()
+
+    def _turn_away(self) -> None:
+        if not self.is_gone:
+            self._resume(Pause.CHECKING)
+            self.handle([self._session.turn_away()], 0)
+
+    def _turned_away(self, reason: str) -> Close:
+        return self._session.turn_away()
 
     def _done(self, size: int) -> None:
         self._session.unanswered -= 1
@@ -157,7 +186,7 @@ class ChannelConnection(PingedConnection):
         message, session = request.message, self._session
         assert not isinstance(message, wire.Hello | wire.Ping | wire.Send | wire.Ack)
         name = message.channel
-        self._check(name)
+        self._check(name, reads_state=isinstance(message, wire.SnapshotRequest))
         is_large = isinstance(message, _LARGE)
         self._large += is_large
         is_done = False
@@ -209,13 +238,20 @@ class ChannelConnection(PingedConnection):
             name, found, lambda reason: refuse(ChannelError("unavailable", reason))
         )
 
-    def _check(self, name: str) -> None:
+    def _check(self, name: str, *, reads_state: bool = False) -> None:
         if name in self._joined:
             return
         check_channel_name(name)
-        assert self._grant is not None
-        if not self._grant(CHANNEL_PREFIX + name):
-            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+        may_join = self._joinable.get(name)
+        if may_join is None:
+            if len(self._joinable) >= PUBLISHABLE_MAX:
+                self._joinable.clear()
+            member = MemberName(name, self._session.processor)
+            may_join = self._joinable[name] = self.is_granted(Operation.JOIN, member)
+        if not may_join and not (
+            reads_state and self.is_granted(Operation.SUBSCRIBE, CHANNEL_PREFIX + name)
+        ):
+            raise ChannelError("forbidden", f"the credentials are not for channel {name!r}")
 
     def _leave(self, message: wire.Leave, say: Say) -> None:
         name, processor = message.channel, self._session.processor

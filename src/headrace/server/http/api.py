@@ -5,7 +5,7 @@ Elsewhere: the other endpoints, in files of this folder. Each has a class with t
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,16 +17,17 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace import __version__, errors
+from headrace.access.operations import Operation
 from headrace.broker.channel.hub import Channels
-from headrace.config.protocols import AccessToken
 from headrace.config.settings import Config
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
-from headrace.server.access import AccessGate, refused
+from headrace.server.access import Access
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
+from headrace.server.http.gate import AccessGate, check_server, refused
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
@@ -55,8 +56,8 @@ def make_app(
     channels: Channels,
     clock: SteadyClock,
     facts: ServerFacts,
+    access: Access,
     scrapes: Scrapes,
-    tokens: Sequence[AccessToken] = (),
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
@@ -69,7 +70,7 @@ def make_app(
             *ChannelsApi(channels).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(AccessGate, tokens=tokens)],
+        middleware=[Middleware(AccessGate, access=access)],
     )
 
 
@@ -102,6 +103,7 @@ class _StateApi:
         return JSONResponse(body, status)
 
     async def status(self, request: Request) -> Response:
+        check_server(request)
         connections = self._connections
         counts = Counter(connection.protocol for connection in connections.open)
         retention = self._facts.config().retention
@@ -118,6 +120,7 @@ class _StateApi:
         )
 
     async def clock(self, request: Request) -> Response:
+        check_server(request)
         clock = self._clock
         return JSONResponse(
             {
@@ -129,6 +132,7 @@ class _StateApi:
         )
 
     async def confirm(self, request: Request) -> Response:
+        check_server(request, Operation.ADMIN)
         self._clock.tick()
         return JSONResponse({"followed_ms": self._clock.confirm()})
 
@@ -136,6 +140,7 @@ class _StateApi:
         return JSONResponse(description())
 
     async def metrics(self, request: Request) -> Response:
+        check_server(request)
         body, media_type = await self._scrapes.answer(request.headers.get("accept", ""))
         return Response(body, media_type=media_type)
 

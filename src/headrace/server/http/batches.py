@@ -12,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.access.operations import Operation
 from headrace.log.batch.staging import StagingUpload
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import (
@@ -21,6 +22,7 @@ from headrace.log.store import (
     BatchAnswer,
     BatchRefusedError,
 )
+from headrace.server.http.gate import check, rights
 from headrace.server.http.requests import body, body_is_taken, check_length, too_long
 from headrace.server.metrics.metrics import Metrics
 
@@ -61,6 +63,8 @@ class BatchesApi:
         ]
 
     async def stage(self, request: Request) -> Response:
+        if not rights(request).has(Operation.BATCHES):
+            raise HTTPException(403, "the credentials have no grant for batches of any producer")
         check_length(request, STAGED_FILE_BYTES_MAX, _IN_PARTS)
         async with self._slots:
             upload = self._store.staging.begin()
@@ -95,17 +99,26 @@ class BatchesApi:
                 size += len(chunk)
                 if size >= _PIECE_BYTES or not more:
                     await writing
+                    self._check_topics(request, upload)
                     writing = loop.run_in_executor(None, upload.feed, *gathered)
                     gathered, size = [], 0
             await writing
+            self._check_topics(request, upload)
             writing = loop.run_in_executor(None, upload.finish)
             await writing
         finally:
             # The write may outlive a failed connection. No task awaits its result then.
             writing.add_done_callback(lambda done: done.cancelled() or done.exception())
 
+    def _check_topics(self, request: Request, upload: StagingUpload) -> None:
+        for topic in upload.take_topics():
+            check(request, Operation.PUBLISH, topic)
+            if not self._store.look(topic).exists:
+                check(request, Operation.CREATE, topic)
+
     async def decide(self, request: Request) -> Response:
         asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
+        check(request, Operation.BATCHES, asked.producer)
         loop = asyncio.get_running_loop()
         answered: asyncio.Future[BatchAnswer | BatchRefusedError | None] = loop.create_future()
 

@@ -1,7 +1,7 @@
 """The endpoints of channels, for processors that poll and for operators. Described in `/openapi.json`."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
@@ -12,6 +12,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from headrace.access.operations import Member as MemberName
+from headrace.access.operations import Operation
 from headrace.broker.channel.channel import Accepted, Channel, Joined
 from headrace.broker.channel.hub import Channels, check_channel_name
 from headrace.broker.channel.member import Batch, Origin, Receive
@@ -28,8 +30,8 @@ from headrace.payload.channel import (
 )
 from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
-from headrace.server.access import HTTP, is_granted, user_of
 from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
+from headrace.server.http.gate import check, may, rights
 from headrace.server.http.openapi import (
     CHANNELS_LISTED_MAX,
     JSON,
@@ -153,7 +155,7 @@ class ChannelsApi:
         if "processor" in request.query_params:
             name, processor = self._asked(request)
         else:
-            name = await self._named_by_operator(request)
+            name = await self._existing_named(request, Operation.DELETE)
         offset = _offset(request, "offset")
         content = await _content(request, STATE_BYTES_MAX)
 
@@ -165,7 +167,7 @@ class ChannelsApi:
         return _json({"channel": name, "offset": await self._ask(name, upload)})
 
     async def snapshot(self, request: Request) -> Response:
-        name = self._named(request)
+        name = self._named(request, Operation.SUBSCRIBE)
         snapshot: StoredSnapshot | None = await _answer(
             lambda done, refuse: self._channels.load_snapshot(name, done, _unavailable(refuse))
         )
@@ -182,23 +184,33 @@ class ChannelsApi:
     async def list(self, request: Request) -> Response:
         query = request.query_params
         most = limit(request, CHANNELS_LISTED_MAX)
-        found = self._channels.report.names(
-            query.get("prefix", ""), query.get("after", ""), most + 1
-        )
+        found = await self._page(request, query.get("prefix", ""), query.get("after", ""), most + 1)
         described = [await self._describe(name) for name in found[:most]]
         return _json({"channels": described, "more": len(found) > most})
 
+    async def _page(self, request: Request, prefix: str, after: str, most: int) -> Sequence[str]:
+        """Return the first channels behind `after` that the request may inspect."""
+        rights(request).is_asked = True  # every channel of the answer is asked for
+        found: list[str] = []
+        while len(found) < most:
+            page = self._channels.report.names(prefix, after, CHANNELS_LISTED_MAX)
+            found += [one for one in page if may(request, Operation.INSPECT, CHANNEL_PREFIX + one)]
+            if len(page) < CHANNELS_LISTED_MAX:
+                break
+            after = page[-1]
+            await asyncio.sleep(0)
+        return found[:most]
+
     async def describe(self, request: Request) -> Response:
-        return _json(await self._existing(self._named(request)))
+        return _json(await self._existing(self._named(request, Operation.INSPECT)))
 
     async def keep(self, request: Request) -> Response:
-        name = self._named(request)
-        await self._existing(name)
+        name = await self._existing_named(request, Operation.DELETE)
         was_planned: bool = await self._ask(name, lambda channel, done, _: channel.keep(done))
         return _json({"channel": name, "cancelled": was_planned})
 
     async def destroy(self, request: Request) -> Response:
-        name = await self._named_by_operator(request)
+        name = await self._existing_named(request, Operation.DELETE)
         described = await self._describe(name)
 
         def destroy(channel: Channel, done: Callable[[None], None], refuse: _Refuse) -> None:
@@ -210,14 +222,10 @@ class ChannelsApi:
 
     # Helpers
 
-    def _named(self, request: Request) -> str:
-        name = request.query_params.get("name")
-        if name is None:
-            raise HTTPException(400, "name the channel: ?name=CHANNEL")
-        check_channel_name(name)
-        token, topic = request.scope.get("headrace.token"), CHANNEL_PREFIX + name
-        if token is not None and not (is_granted(token, HTTP) or is_granted(token, topic)):
-            raise ChannelError("forbidden", f"the token is not for channel {name!r}")
+    def _named(self, request: Request, operation: Operation) -> str:
+        """Return the name of a channel, if the request may perform the operation on its log."""
+        name = _channel(request)
+        check(request, operation, CHANNEL_PREFIX + name)
         return name
 
     def _asked(self, request: Request) -> tuple[str, str]:
@@ -228,20 +236,12 @@ class ChannelsApi:
             check_processor(processor)
         except BadMessageError as error:
             raise HTTPException(400, str(error)) from None
-        token = request.scope.get("headrace.token")
-        if token is not None and token.user not in (None, user_of(processor)):
-            raise ChannelError("forbidden", f"the token is not of processor {processor!r}")
-        return self._named(request), processor
+        name = _channel(request)
+        check(request, Operation.JOIN, MemberName(name, processor))
+        return name, processor
 
-    async def _named_by_operator(self, request: Request) -> str:
-        """Return the name of an existing channel, from a request of an operator, who need not be a member."""
-        name = self._named(request)
-        token = request.scope.get("headrace.token")
-        if token is not None and not is_granted(token, HTTP):
-            text = "the token is not for the HTTP API"
-            if request.method == "PUT":
-                text += ": name the processor that uploads"
-            raise ChannelError("forbidden", text)
+    async def _existing_named(self, request: Request, operation: Operation) -> str:
+        name = self._named(request, operation)
         await self._existing(name)
         return name
 
@@ -319,6 +319,14 @@ class ChannelsApi:
         described = self._channels.report.describe(channel, snapshot, self._channels.clock_ms())
         self._channels.rest(channel)
         return described
+
+
+def _channel(request: Request) -> str:
+    name = request.query_params.get("name")
+    if name is None:
+        raise HTTPException(400, "name the channel: ?name=CHANNEL")
+    check_channel_name(name)
+    return name
 
 
 def _is_news(batch: Batch) -> bool:

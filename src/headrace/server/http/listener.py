@@ -32,6 +32,7 @@ from headrace.server.http.requests import (
 )
 from headrace.server.listeners import http_answer
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
+from headrace.server.tls.transport import TlsGate, TlsTransport
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
@@ -281,12 +282,18 @@ _STOP_TIMEOUT_S = 2
 
 
 class HttpListener:
-    """An application on one socket."""
+    """An application on one socket, with TLS if there is a gate."""
 
-    def __init__(self, app: Starlette, shared: HttpShared, sock: socket.socket) -> None:
+    def __init__(
+        self, app: Starlette, shared: HttpShared, sock: socket.socket, gate: TlsGate | None = None
+    ) -> None:
+        def protocol(**options: Any) -> asyncio.BaseProtocol:
+            make = partial(BoundedProtocol, shared, **options)
+            return make() if gate is None else TlsTransport(gate, make)
+
         config = uvicorn.Config(
             _closing_early(app, shared.refused),
-            http=partial(BoundedProtocol, shared),  # type: ignore[arg-type]
+            http=protocol,  # type: ignore[arg-type]
             ws="none",  # WebSocket clients have their own listener
             log_config=None,
             access_log=False,

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.access.operations import Operation
 from headrace.broker.broker import Broker
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
@@ -63,7 +64,9 @@ class RangesApi:
             raise HTTPException(400, f"a request has 1 to {RANGES_MAX} ranges, not {len(names)}")
         # The current state of each topic is copied here, in the event loop: once, however often it is named.
         known: dict[str, RawTopic] = {}
-        asked = [self._if_kept(*one, known) for one in zip(names, starts, ends, strict=True)]
+        asked = [
+            self._if_kept(request, *one, known) for one in zip(names, starts, ends, strict=True)
+        ]
         found = await asyncio.to_thread(_small_ranges, asked)
         return Response(found, media_type=_BINARY)
 
@@ -78,15 +81,15 @@ class RangesApi:
     def _one(self, request: Request) -> tuple[Topic, RawTopic, int, int]:
         query = request.query_params
         topic, start, end = self._asked(
-            query.get("topic"), query.get("from", ""), query.get("to", "")
+            request, query.get("topic"), query.get("from", ""), query.get("to", "")
         )
         return topic, RawTopic.of(self._layout, self._store, topic), start, end
 
     def _if_kept(
-        self, name: str, first: str, last: str, known: dict[str, RawTopic]
+        self, request: Request, name: str, first: str, last: str, known: dict[str, RawTopic]
     ) -> tuple[RawTopic, int, int] | None:
         try:
-            topic, start, end = self._asked(name, first, last)
+            topic, start, end = self._asked(request, name, first, last)
         except HTTPException as error:
             if error.status_code in (404, 410):
                 return None
@@ -95,8 +98,10 @@ class RangesApi:
             known[name] = RawTopic.of(self._layout, self._store, topic)
         return known[name], start, end
 
-    def _asked(self, name: str | None, first: str, last: str) -> tuple[Topic, int, int]:
-        topic = existing(self._store, self._broker, name)
+    def _asked(
+        self, request: Request, name: str | None, first: str, last: str
+    ) -> tuple[Topic, int, int]:
+        topic = existing(request, Operation.SUBSCRIBE, self._store, self._broker, name)
         start, end = number(first, "from"), number(last, "to")
         if end < start:
             raise HTTPException(

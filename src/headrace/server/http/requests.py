@@ -13,10 +13,12 @@ import httptools
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from headrace.access.operations import Operation
 from headrace.broker.broker import Broker
 from headrace.log.store import ColdError, Store, Topic
 from headrace.model import Position, check_topic_name
 from headrace.printing import quoted
+from headrace.server.http.gate import check
 from headrace.server.listeners import TLS_HELLO, TLS_ON_PLAIN_PORT
 
 URL_BYTES_MAX = 65_535
@@ -252,11 +254,17 @@ def too_long(bytes_max: int, advice: str = "") -> HTTPException:
     return HTTPException(413, f"the body may have {bytes_max} bytes{advice}")
 
 
-def existing(store: Store, broker: Broker, name: str | None) -> Topic:
-    """Return the topic that a parameter names. Raise an error that says what is wrong with the name."""
+def existing(
+    request: Request, operation: Operation, store: Store, broker: Broker, name: str | None
+) -> Topic:
+    """Return the topic that a parameter names, if the request may perform the operation on it.
+
+    Raises an error that says what is wrong with the name.
+    """
     if name is None:
         raise HTTPException(400, "name the topic")
     check_topic_name(name)
+    check(request, operation, name)  # before anything tells whether the topic exists
     topic = store.topic(name)
     if not topic.exists:
         if not broker.subscriptions(topic):

@@ -2,7 +2,7 @@
 
 import asyncio
 import datetime
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Annotated
 
@@ -13,10 +13,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from headrace.access.operations import Operation
 from headrace.broker.broker import Broker, SubscriptionState
 from headrace.broker.readers import Readers
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
 from headrace.model import CHANNEL_PREFIX, Position, check_reader_name, check_topic_name
+from headrace.server.http.gate import check, may, rights
 from headrace.server.http.requests import body, existing, limit, number, place, warmed
 
 TOPICS_LISTED_MAX = 1000
@@ -61,14 +63,16 @@ class TopicsApi:
         names = query.getlist("name")
         if len(names) > TOPICS_LISTED_MAX:
             raise HTTPException(400, f"at most {TOPICS_LISTED_MAX} names may be given")
+        rights(request).is_asked = True  # every topic of the answer is asked for
         unchanged = not await self._changed(query.get("since"), query.get("wait_ms"))
         version = self._store.version
         if unchanged:
             found = []
         elif names:
             found = self._named(names, prefix, after, ended=query.get("ended") == "true")
+            found = [topic for topic in found if may(request, Operation.INSPECT, topic.name)]
         else:
-            found = self._store.topics(prefix, after, most + 1)
+            found = await self._page(request, prefix, after, most + 1)
         return JSONResponse(
             {
                 "topics": await self._summaries(found[:most]),
@@ -77,6 +81,17 @@ class TopicsApi:
                 "unchanged": unchanged,
             }
         )
+
+    async def _page(self, request: Request, prefix: str, after: str, most: int) -> list[Topic]:
+        """Return the first topics behind `after` that the request may inspect."""
+        found: list[Topic] = []
+        while len(found) < most and (page := self._store.topics(prefix, after, TOPICS_LISTED_MAX)):
+            found += [topic for topic in page if may(request, Operation.INSPECT, topic.name)]
+            after = page[-1].name
+            if len(page) < TOPICS_LISTED_MAX:
+                break
+            await asyncio.sleep(0)
+        return found[:most]
 
     async def _summaries(self, topics: list[Topic]) -> list[dict[str, object]]:
         summaries = []
@@ -102,7 +117,7 @@ class TopicsApi:
         return await self._waiting.change(number(since, "since"), wait / 1000)
 
     async def topic(self, request: Request) -> Response:
-        topic = self._existing(request.query_params.get("name"))
+        topic = self._existing(request, Operation.INSPECT, "name")
         answer = self._summary(topic)
         answer["segments"] = [segment._asdict() for segment in self._store.segments(topic)]
         answer["subscriptions"] = [
@@ -122,7 +137,7 @@ class TopicsApi:
         return JSONResponse(answer)
 
     async def delete(self, request: Request) -> Response:
-        topic = self._existing(request.query_params.get("name"))
+        topic = self._existing(request, Operation.DELETE, "name")
         if topic.name.startswith(CHANNEL_PREFIX):
             raise HTTPException(
                 409, "this is the log of a channel: use `headrace channels destroy`"
@@ -135,7 +150,7 @@ class TopicsApi:
 
     async def position(self, request: Request) -> Response:
         query = request.query_params
-        topic = self._existing(query.get("topic"))
+        topic = self._existing(request, Operation.INSPECT, "topic")
         locate = {
             "offset": self._store.locate_offset,
             "ordinal": self._store.locate_ordinal,
@@ -150,8 +165,9 @@ class TopicsApi:
         found = await warmed(partial(locate[key], topic, value))
         return JSONResponse({"topic": topic.name, "epoch": found.epoch} | place(found))
 
-    def _existing(self, name: str | None) -> Topic:
-        return existing(self._store, self._broker, name)
+    def _existing(self, request: Request, operation: Operation, parameter: str) -> Topic:
+        name = request.query_params.get(parameter)
+        return existing(request, operation, self._store, self._broker, name)
 
     def _summary(self, topic: Topic) -> dict[str, object]:
         kept = self._store.kept(topic)
@@ -261,11 +277,14 @@ class CursorsApi:
             asked = msgspec.json.decode(await body(request, _BODY_BYTES_MAX), type=_Places)
         except ValueError as error:  # also from msgspec and UTF-8
             raise HTTPException(400, f"the body is not valid: {error}") from None
+        check_reader_name(asked.reader)
+        check(request, Operation.CURSORS, asked.reader)
         positions: dict[str, Position] = {}
         for one in asked.positions:
             check_topic_name(one.topic)
             if one.topic in positions:
                 raise HTTPException(400, f"topic {one.topic!r} has two positions")
+            check(request, Operation.SUBSCRIBE, one.topic)
             positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
         with self._readers.held(asked.reader, positions):
             await self._durable(partial(self._store.set_cursors, asked.reader, positions))
@@ -284,7 +303,7 @@ class CursorsApi:
             start = (after, reader)
         else:
             start = (after, query.get("after_reader", ""))
-        found = self._store.cursors(topic, reader, after=start, limit=most + 1)
+        found = await self._page(request, topic, reader, start, most + 1)
         return JSONResponse(
             {
                 "cursors": [
@@ -294,17 +313,42 @@ class CursorsApi:
             }
         )
 
+    async def _page(
+        self,
+        request: Request,
+        topic: str | None,
+        reader: str | None,
+        after: tuple[str, str],
+        most: int,
+    ) -> Sequence[Cursor]:
+        """Return the first cursors behind `after` whose topics the request may inspect."""
+        rights(request).is_asked = True  # every topic of the answer is asked for
+        found: list[Cursor] = []
+        while len(found) < most:
+            page = self._store.cursors(topic, reader, after=after, limit=CURSORS_LISTED_MAX)
+            found += [one for one in page if may(request, Operation.INSPECT, one.topic)]
+            if len(page) < CURSORS_LISTED_MAX:
+                break
+            after = page[-1].topic, page[-1].reader
+            await asyncio.sleep(0)
+        return found[:most]
+
     async def drop(self, request: Request) -> Response:
         reader, topic = request.query_params.get("reader"), request.query_params.get("topic")
         if reader is None:
             raise HTTPException(400, "name the reader: ?reader=NAME")
         check_reader_name(reader)
+        check(request, Operation.CURSORS, reader)
+        if topic is not None:
+            check(request, Operation.SUBSCRIBE, topic)
         dropped = 0
         # An active reader gets a new cursor at once, so topics that were passed are not looked at again.
         start = ("", "")
         while found := self._store.cursors(topic, reader, after=start, limit=CURSORS_SET_MAX):
             start = (found[-1].topic, reader)
             names = [one.topic for one in found]
+            for name in names:
+                check(request, Operation.SUBSCRIBE, name)
             with self._readers.held(reader, names):
                 await self._durable(partial(self._store.drop_cursors, reader, names))
             self._moved(names)

@@ -8,6 +8,8 @@ from functools import partial
 from typing import Any
 from urllib.parse import unquote
 
+from headrace.access.operations import Operation
+from headrace.access.principals import OPEN, Principal
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import LoguxLog, NewEvent
@@ -16,7 +18,14 @@ from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, check_topic_name
 from headrace.payload.logux import Event
-from headrace.server.access import Credentials
+from headrace.server.access import (
+    Refused,
+    Verify,
+    application_principal,
+    token_in,
+    user_of,
+    verified,
+)
 from headrace.server.logux.feeds import Feed, LoguxChannels, WholeLog
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
@@ -29,7 +38,7 @@ from headrace.session.logux.server import (
     LoguxSession,
 )
 from headrace.session.logux.server5 import Ledger, Logux5ServerSession, is_protocol_5
-from headrace.session.server import Unit
+from headrace.session.server import Close, Unit
 from headrace.wire.logux import messages as logux
 from headrace.wire.logux.events import ChannelEvents, OutgoingEvent, outgoing
 
@@ -66,13 +75,13 @@ class Logux(PingedConnections):
         runner: Runner,
         ids: EventIds,
         settings: LoguxSettings,
-        credentials: Credentials,
+        verify: Verify | None,
         event_filter: EventFilter | None,
         clock_ms: Callable[[], int],
     ) -> None:
         super().__init__(shared, ping_s=settings.ping_s, timeout_s=settings.timeout_s)
         self.settings = settings
-        self.credentials = credentials
+        self.verify = verify
         self.event_filter = event_filter
         self.clock_ms = clock_ms
         self.complained_s = -_COMPLAINTS_EVERY_S
@@ -139,7 +148,7 @@ class Logux(PingedConnections):
 
 
 class LoguxConnection(PingedConnection):
-    __slots__ = ("_checking", "_feed", "topic")
+    __slots__ = ("_checking", "_feed", "_user", "topic")
     hub: Logux
     protocol = "logux"
     message_bytes_max = logux.MESSAGE_BYTES_MAX
@@ -149,6 +158,7 @@ class LoguxConnection(PingedConnection):
     def __init__(self, hub: Logux, topic: str) -> None:
         self.topic = topic
         self._checking: asyncio.Task[None] | None = None
+        self._user = ""
         session = LoguxServerSession(hub.settings.host)
         self._feed: Feed = WholeLog(self, session)
         super().__init__(hub, session)
@@ -177,25 +187,67 @@ class LoguxConnection(PingedConnection):
 
     async def _authenticate(self, command: AuthenticatePeer) -> None:
         try:
-            allowed = await self.hub.credentials.allow(
-                self.topic, command.host, command.credentials, self.address
-            )
+            principal = await self._principal_of(command)
         except Exception:
             logger.exception("%s: logux.verify failed", self.peer)
-            allowed = False
-        if self.is_gone:
+            principal = None
+        if self.is_gone or self._goodbye is not None:
             return
         self._resume(Pause.CHECKING)
-        if allowed:
+        if principal is not None:
+            self.identified(principal)
+            self._user = user_of(command.host)
+        if (
+            principal is not None
+            and self.is_granted(Operation.ACT, self._user)
+            and self.is_granted(Operation.SUBSCRIBE, self.topic)
+        ):
             self._feed.let_in()
             credentials = self.hub.settings.credentials or None
             self.handle(self._session.let_in(self.hub.clock_ms(), credentials), 0)
         else:
             self.handle([self._session.turn_away()], 0)
 
+    async def _principal_of(self, command: AuthenticatePeer) -> Principal | None:
+        """Return who a peer is by its credentials; None if they are wrong."""
+        if self.hub.verify is not None:
+            is_known = await verified(self.hub.verify, command.host, command.credentials)
+            return application_principal(user_of(command.host), self.topic) if is_known else None
+        token = token_in(command.credentials)
+        if token is None:
+            return self.principal
+        shared = self._shared
+        found = shared.access.identify(token, self.address, shared.loop.time(), self.protocol)
+        if isinstance(found, Refused):
+            await asyncio.sleep(found.delay_s)
+            return None
+        return found
+
+    def _turned_away(self, reason: str) -> Close:
+        return self._session.turn_away()
+
+    def _forbidden(self, events: Sequence[Incoming]) -> bool:
+        """True if the peer may not add events, or one of them names the client of another user."""
+        if self.principal is OPEN:
+            return False
+        if self._publishable.get(self.topic) is not True and not self._may_publish(self.topic):
+            return True
+        users = {user_of(node) for one in events for node in one.created[1:] if type(node) is str}
+        return any(
+            user != self._user and not self.is_granted(Operation.ACT, user) for user in users
+        )
+
     def _add(self, command: AddEvents, size: int) -> None:
         self._shared.metrics.count("records_published_total", len(command.events))
         events, unit = command
+        if events and self._forbidden(events):
+            if not self._feed.can_undo:
+                # The 0.x protocols cannot refuse an event. Without an answer, the peer keeps it.
+                self._session.discard(command)
+                self.handle([self._session.turn_away()], 0)
+                return
+            self._feed.refuse(unit, [False] * len(events))
+            events = []
         if self.hub.event_filter is not None:
             origin = self._session.peer
             may = [

@@ -38,6 +38,9 @@ _UNANSWERED_MAX = 100
 class Feed:
     """Base of the feeds. Does nothing where not every protocol has something to do."""
 
+    can_undo = False
+    """True if the protocol can refuse an event and keep the connection."""
+
     def __init__(self, connection: "LoguxConnection") -> None:
         self._connection = connection
 
@@ -119,6 +122,8 @@ class WholeLog(Feed):
 
 class LoguxChannels(Feed):
     """Feed of channels. Each channel is a subscription with its own position in the log until it is live."""
+
+    can_undo = True
 
     def __init__(self, connection: "LoguxConnection", session: Logux5ServerSession) -> None:
         super().__init__(connection)

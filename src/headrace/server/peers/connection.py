@@ -13,6 +13,8 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
+from headrace.access.operations import Name, Operation
+from headrace.access.principals import Principal
 from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
@@ -33,6 +35,8 @@ ANSWERS_BYTES_MAX = 1 << 20
 
 COMMANDS_AT_ONCE_MAX = 20
 """Commands of one read that are executed at once. The rest take turns with other connections' commands."""
+PUBLISHABLE_MAX = 10_000
+"""Topics of one connection for which the decision of access control is remembered."""
 _PUMP_BYTES = 1 << 20
 _PUMP_ITEMS = 500
 """Bytes and items that are written for one connection before the others have their turn."""
@@ -49,11 +53,14 @@ class Connection:
         "_claims",
         "_closed",
         "_commands",
+        "_denial",
         "_goodbye",
         "_goodbye_timer",
         "_heard_s",
         "_hold_timer",
+        "_knows_tokens",
         "_paused",
+        "_publishable",
         "_pulling",
         "_pumping",
         "_queue",
@@ -66,6 +73,7 @@ class Connection:
         "_unacknowledged_bytes",
         "_writable",
         "peer",
+        "principal",
     )
     protocol: str
 
@@ -95,6 +103,14 @@ class Connection:
         self._goodbye_timer: asyncio.TimerHandle | None = None
         self._hold_timer: asyncio.TimerHandle | None = None
         """Timer that ends the hold after a publish that would be refused again; None while not held."""
+        self.principal = shared.access.anonymous
+        """Who the peer is. A handshake may set it before the connection is opened."""
+        self._knows_tokens = False
+        """True if the peer has shown a token in a message of Figg or Wombat."""
+        self._denial: tuple[str, int] | None = None
+        """Reason and code of a refusal that such a peer is still to be told."""
+        self._publishable: dict[str, bool] = {}
+        """Topics that the peer may publish to; the value is True if the peer may also create the topic."""
 
     # Transport
 
@@ -109,6 +125,7 @@ class Connection:
             transport.abort()
             return
         shared.open.add(self)
+        shared.access.hold(self.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -118,6 +135,7 @@ class Connection:
 
     def lost(self) -> None:
         self._shared.lost(self)
+        self._shared.access.release(self.principal, self.credentials_ended)
         for subscription in (self._subscriptions or {}).values():
             self._shared.broker.unsubscribe(subscription)
         self._subscriptions = self._queue = self._pulling = None
@@ -199,6 +217,42 @@ class Connection:
         self._resume(Pause.ANSWERS)
         if self._queue or self._pulling:
             self._pump_soon()
+
+    # Access
+
+    def identified(self, principal: Principal) -> None:
+        """Note who the peer is: it has shown its credentials."""
+        access = self._shared.access
+        access.release(self.principal, self.credentials_ended)
+        self.principal = principal
+        self._publishable.clear()
+        access.hold(principal, self.credentials_ended)
+
+    def credentials_ended(self, reason: str) -> None:
+        """End the connection: the peer's credentials were revoked or have expired."""
+        self._publishable.clear()
+        if not self.is_gone and self._goodbye is None:
+            logger.info("%s: closing: %s", self.peer, reason)
+            self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+
+    def _turned_away(self, reason: str) -> Close:
+        """Refuse the peer in the protocol's own terms, because of its credentials."""
+        return self._session.refuse(reason)
+
+    def is_granted(self, operation: Operation, name: Name) -> bool:
+        return self._shared.access.decide(self.principal, operation, name)
+
+    def _may_publish(self, topic: str) -> bool:
+        """Return True if the peer may publish to a topic now. Each topic is asked for once."""
+        may_create = self._publishable.get(topic)
+        if may_create is None:
+            if not self.is_granted(Operation.PUBLISH, topic):
+                return False
+            if len(self._publishable) >= PUBLISHABLE_MAX:
+                self._publishable.clear()
+            may_create = self.is_granted(Operation.CREATE, topic)
+            self._publishable[topic] = may_create
+        return may_create or self._shared.broker.store.look(topic).exists
 
     # Commands
 

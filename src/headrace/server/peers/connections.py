@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from headrace.broker.broker import Broker
 from headrace.broker.readers import Readers
 from headrace.config.settings import Limits
+from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
@@ -41,8 +42,11 @@ _REFUSALS_LOGGED_EVERY_S = 1.0
 class Connections:
     """State that the connections of one server share, whatever their protocol."""
 
-    def __init__(self, broker: Broker, limits: Limits, metrics: Metrics, health: Health) -> None:
+    def __init__(
+        self, broker: Broker, limits: Limits, metrics: Metrics, health: Health, access: Access
+    ) -> None:
         self.broker = broker
+        self.access = access
         self.readers = Readers(broker)
         self.health = health
         self.limits = limits

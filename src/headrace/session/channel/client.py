@@ -168,6 +168,8 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
 
     def opened(self, now: float) -> None:
         self._begin_greeting(now + self._ping_s)
+        if self.token is not None:
+            self._hello.token = self.token
         self._hello.attempt += 1
         self._out.append(self._hello)
         for channel in self._channels.values():
@@ -236,7 +238,7 @@ class ChannelClientSession(GreetingSession[ChannelClientEvent]):
         """Remove a channel that has ended. Without channels, a session that is not shared ends too."""
         del self._channels[last.channel]
         if not self._channels and not self._is_shared:
-            self._refused = True
+            self.is_refused = True
             text = last.text if isinstance(last, Ended) else f"channel {last.channel!r} is left"
             self._finish(text, events)
 

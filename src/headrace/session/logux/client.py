@@ -150,8 +150,9 @@ class LoguxClientSession(GreetingSession[LoguxEvent]):
         self.complaint = ""
         self._greeted_at = now
         message: list[Any] = ["connect", VERSION, self._host, self.received]
-        if self._credentials is not None:
-            message.append(self._credentials)
+        credentials = self._credentials if self.token is None else self.token
+        if credentials is not None:
+            message.append(credentials)
         self._say(message)
 
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[LoguxEvent]:

@@ -40,7 +40,13 @@ from headrace.model import (
     check_reader_name,
     check_topic_name,
 )
-from headrace.session.client import Broken, ConnectionState, LinkedSession, unanswered
+from headrace.session.client import (
+    Broken,
+    ConnectionState,
+    Finished,
+    LinkedSession,
+    unanswered,
+)
 from headrace.session.topics.events import (
     Event,
     Place,
@@ -52,7 +58,7 @@ from headrace.session.topics.events import (
 from headrace.session.topics.readers import ClientReaders
 from headrace.session.topics.topics import ClientTopics
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX, Window
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 
 REFUSALS_MAX = 3
 """Connections in a row that may end because of a publish before the client gives it up."""
@@ -60,6 +66,18 @@ REFUSAL_S = 15.0
 """Longest time between a publish and a hang-up because of it. A later hang-up has another reason."""
 
 _NAMES_CHECKED_MAX = 4096
+
+AUTH_ANSWER_S = 5.0
+"""Time limit for the answer to AUTH."""
+RENEW_AT = 0.8
+"""Share of a token's remaining time after which the client renews the token."""
+RENEW_S_MIN = 0.5
+"""Shortest time until a renewal: the application may return a token that expires in a moment."""
+
+_NO_TOKENS = (
+    "the server does not answer AUTH, so it does not know the token extension: connect without a token, or "
+    "update the server"
+)
 
 
 class Codec(Protocol):
@@ -70,6 +88,7 @@ class Codec(Protocol):
     def encode_detach(self, topic: str, /) -> bytes: ...
     def encode_of_reader(self, message: readers.ToServer, /) -> bytes: ...
     def encode_ping(self, timestamp: int, /) -> bytes: ...
+    def encode_auth(self, token: str, /) -> bytes: ...
 
 
 class ClientSession(LinkedSession[Event]):
@@ -90,6 +109,10 @@ class ClientSession(LinkedSession[Event]):
         super().__init__()
         self._reset_decoder()
         self._open = False
+        self._authenticating = False
+        """True from AUTH to its first answer. The session sends nothing else until then."""
+        self._answer_at = inf
+        """Time limit for the answer to AUTH."""
         self._ping_interval_s = inf if ping_interval_s is None else ping_interval_s
         self._silent_s = silent_s
         self._connected_at = inf
@@ -113,7 +136,11 @@ class ClientSession(LinkedSession[Event]):
     @property
     def tick_at(self) -> float:
         return min(
-            self._ping_at, self._window.overdue_at, self._connected_at, self._readers.tick_at
+            self._ping_at,
+            self._window.overdue_at,
+            self._connected_at,
+            self._readers.tick_at,
+            self._answer_at,
         )
 
     @property
@@ -128,8 +155,27 @@ class ClientSession(LinkedSession[Event]):
 
     def opened(self, now: float) -> None:
         assert self.state is ConnectionState.CONNECTING and not self._open, self.state
-        self._open = True
         self._reset_decoder()
+        if self.token is None:
+            self._begin(now)
+            return
+        self._authenticating = True
+        self._send_token(now)
+
+    def renew(self, token: str, now: float) -> None:
+        if self._open:
+            self.token = token
+            self.renew_at = inf
+            self._send_token(now)
+
+    def _send_token(self, now: float) -> None:
+        assert self.token is not None
+        self._answer_at = now + AUTH_ANSWER_S
+        self._control.append(self._codec.encode_auth(self.token))
+
+    def _begin(self, now: float) -> None:
+        """Tell the server the state of this client."""
+        self._open = True
         if self._ping_interval_s < inf:
             self._ping(now)
             self._connected_at = now + self._silent_s
@@ -137,6 +183,9 @@ class ClientSession(LinkedSession[Event]):
             self.state = ConnectionState.CONNECTED
         self._topics.connected()
         self._readers.connected(now)
+
+    def explain(self, reason: str) -> str:
+        return f"{reason}: {_NO_TOKENS}" if self._authenticating else reason
 
     def hung_up(self, reason: str, now: float) -> list[Event]:
         window = self._window
@@ -249,14 +298,21 @@ class ClientSession(LinkedSession[Event]):
     def receive_data(self, chunks: Sequence[bytes], now: float) -> list[Event]:
         events: list[Event] = []
         for message in self._decode(chunks):
+            if self._authenticating and not isinstance(message, tokens.ToClient):
+                self._take_too_early(message, events)
+                break
             self._take(message, now, events)
-            if events and type(events[-1]) is Broken:
+            if events and type(events[-1]) in (Broken, Finished):
                 break
             self._heard = True
             self._connected()
         return events
 
     def tick(self, now: float, reading: bool = True) -> list[Event]:
+        if now >= self._answer_at:
+            if reading:
+                return [Broken(_NO_TOKENS if self._authenticating else "AUTH is unanswered")]
+            self._answer_at = now + AUTH_ANSWER_S
         if not self._open:
             return []
         if now >= self._connected_at:
@@ -275,6 +331,9 @@ class ClientSession(LinkedSession[Event]):
         return events
 
     def data_to_send(self, bytes_max: int, now: float) -> list[bytes]:
+        if self._authenticating:
+            frames, self._control = self._control, []
+            return frames
         if not self._open:
             return []
         self._readers.flush(now)
@@ -305,6 +364,32 @@ class ClientSession(LinkedSession[Event]):
     def _connected(self) -> None:
         self.state = ConnectionState.CONNECTED
         self._connected_at = inf
+
+    def _auth_answer(self, answer: tokens.ToClient, now: float, events: list[Event]) -> None:
+        self._answer_at = inf
+        if isinstance(answer, tokens.AuthRefused):
+            self._auth_refused(answer, events)
+            return
+        self._token_accepted()
+        if answer.valid_ms:
+            self.renew_at = now + max(RENEW_AT * answer.valid_ms / 1000, RENEW_S_MIN)
+        if self._authenticating:
+            self._authenticating = False
+            self._begin(now)
+
+    def _auth_refused(self, answer: tokens.AuthRefused, events: list[Event]) -> None:
+        reason = f"the server refuses the credentials: {answer.reason}"
+        if answer.code == tokens.FORBIDDEN:
+            reason = answer.reason
+        self._authenticating = False  # the server knows the extension
+        is_last = answer.code != tokens.LATER
+        if answer.code == tokens.CREDENTIALS and self._may_try_again():
+            is_last = False
+        events += self.refuse(reason) if is_last else [Broken(reason)]
+
+    def _take_too_early(self, message: Any, events: list[Event]) -> None:
+        reason = getattr(message, "reason", "it answers AUTH with another message")
+        events.append(Broken(f"the server broke the protocol: {reason}"))
 
     def _acknowledge(self, count: int, events: list[Event]) -> None:
         self._window.acknowledge(count)
@@ -350,8 +435,8 @@ class ClientSession(LinkedSession[Event]):
         self._control.append(self._codec.encode_ping(timestamp))
 
     def _forget_connection(self) -> None:
-        self._open = False
-        self._ping_at = self._connected_at = inf
+        self._open = self._authenticating = False
+        self._ping_at = self._connected_at = self._answer_at = self.renew_at = inf
         self._sure_until = -inf
         self._pings.clear()
         self._control.clear()

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from headrace.errors import LocalProtocolError, PayloadTooLargeError
 from headrace.model import JUMP, PAYLOAD_BYTES_MAX, Position
-from headrace.session.client import Broken
+from headrace.session.client import Broken, ConnectionRefused, Finished
 
 _OFFSET_MAX = 2**64 - 1
 
@@ -148,6 +148,8 @@ Event = (
     | Missed
     | TopicMessages
     | ReaderEvent
+    | ConnectionRefused
+    | Finished
     | Broken
 )
 

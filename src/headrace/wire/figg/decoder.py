@@ -25,7 +25,7 @@ from headrace.model import (
     reserved_reason,
     topic_bytes_max,
 )
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.messages import DATA, HEADER, PUBLISH, TAILS, U16, U32, U64, VERSION
 
@@ -40,6 +40,7 @@ _TO_SERVER_BYTES_MAX = {
     figg.PING: 8,
     readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + TAILS[readers.READ].size,
     readers.HANDLED: _TOPIC_FIELD_MAX + TAILS[readers.HANDLED].size,
+    tokens.AUTH: tokens.TOKEN_BYTES_MAX,
 }
 _TO_CLIENT_BYTES_MAX = {
     figg.ATTACHED: _TOPIC_FIELD_MAX + 8,
@@ -52,10 +53,12 @@ _TO_CLIENT_BYTES_MAX = {
     readers.RECORDS: _TOPIC_FIELD_MAX + TAILS[readers.RECORDS].size + readers.RECORDS_BYTES_MAX,
     readers.STORED: _TOPIC_FIELD_MAX + TAILS[readers.STORED].size,
     readers.LOST: _TOPIC_FIELD_MAX + TAILS[readers.LOST].size + readers.REASON_BYTES_MAX,
+    tokens.AUTH_OK: 8,
+    tokens.AUTH_REFUSED: U16.size + tokens.REASON_BYTES_MAX,
 }
 _OWN = ("ATTACH", "ATTACHED", "DETACH", "DETACHED", "PUBLISH", "ACK", "DATA", "PING", "PONG")
 _NAMES = dict(enumerate(_OWN, figg.ATTACH)) | {
-    kind: name.upper() for kind, name in readers.NAMES.items()
+    kind: name.upper() for kind, name in (readers.NAMES | tokens.NAMES).items()
 }
 
 _NOTHING_KNOWN = struct.Struct(">QI")
@@ -254,6 +257,8 @@ class ServerDecoder(_Decoder):
         if kind == readers.HANDLED:
             topic, fields, _ = _topic_and_tail(kind, data, body, stop)
             return readers.Handled(topic, *fields)
+        if kind == tokens.AUTH:
+            return _auth(data[body:stop])
         flags, topic, after = _flags_and_topic(kind, data, body, stop)
         from_offset = bool(flags & figg.FLAGS_FROM_OFFSET)
         # Without the flag the offset is unused, and some clients leave it out.
@@ -333,6 +338,8 @@ class ClientDecoder(_Decoder):
             return figg.Pong(_only_u64(data, body, stop))
         if kind in readers.NAMES:
             return _of_reader(kind, data, body, stop)
+        if kind in tokens.NAMES:
+            return _auth_answer(kind, data[body:stop])
         after = _topic_end(data, body, stop)
         topic = _topic(data[body:after])
         tail = 8 if kind == figg.ATTACHED else 0
@@ -354,6 +361,24 @@ def _read(data: bytes, body: int, stop: int) -> readers.Read:
         raise _BadFrameError(f"READ has {stop - after} bytes behind its names")
     tail = TAILS[readers.READ].unpack_from(data, after)
     return readers.Read(topic, reader, bool(flags & figg.FLAG_NEWEST), *tail)
+
+
+def _auth(body: bytes) -> tokens.Auth:
+    if not body:
+        raise _BadFrameError("AUTH has no token")
+    try:
+        return tokens.Auth(body.decode())
+    except UnicodeDecodeError:
+        raise _BadFrameError("the token is not UTF-8") from None
+
+
+def _auth_answer(kind: int, body: bytes) -> tokens.ToClient:
+    if kind == tokens.AUTH_OK:
+        return tokens.AuthOk(_only_u64(body, 0, len(body)))
+    if len(body) < U16.size:
+        raise _BadFrameError("AUTH_REFUSED ends inside its code")
+    code = U16.unpack_from(body)[0]
+    return tokens.AuthRefused(code, body[U16.size :].decode(errors="replace"))
 
 
 def _flags_and_topic(kind: int, data: bytes, body: int, stop: int) -> tuple[int, str, int]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from msgspec.structs import astuple
 
 from headrace.model import RefusedPublish
-from headrace.wire import readers
+from headrace.wire import readers, tokens
 
 VERSION = 1
 
@@ -104,8 +104,8 @@ class Bad(NamedTuple):
     """Set if this is a publish that the server would refuse every time."""
 
 
-ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
-ToClient = Attached | Detached | Ack | Data | Pong | readers.ToClient | Bad
+ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | tokens.Auth | Bad
+ToClient = Attached | Detached | Ack | Data | Pong | readers.ToClient | tokens.ToClient | Bad
 
 
 def encode_attach(topic: str, offset: int | None) -> bytes:
@@ -144,6 +144,17 @@ def encode_ping(timestamp: int) -> bytes:
 
 def encode_pong(timestamp: int) -> bytes:
     return _frame(PONG, U64.pack(timestamp))
+
+
+def encode_auth(token: str) -> bytes:
+    return _frame(tokens.AUTH, token.encode())
+
+
+def encode_auth_answer(message: tokens.ToClient) -> bytes:
+    if isinstance(message, tokens.AuthOk):
+        return _frame(tokens.AUTH_OK, U64.pack(message.valid_ms))
+    reason = message.reason.encode()[: tokens.REASON_BYTES_MAX]
+    return _frame(tokens.AUTH_REFUSED, U16.pack(message.code) + reason)
 
 
 def encode_data(topic: str, offset: int, records: Sequence[bytes]) -> bytes:

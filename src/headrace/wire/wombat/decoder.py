@@ -23,7 +23,7 @@ from headrace.model import (
     check_topic_name,
     refusal_of,
 )
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.messages import Attach, Bad, Detach, Number, Ping, ToClient, ToServer
 
@@ -86,6 +86,7 @@ class _ToServer(Struct):
     detach: Detach | UnsetType = UNSET
     read: _Read | UnsetType = UNSET
     handled: readers.Handled | UnsetType = UNSET
+    auth: tokens.Auth | UnsetType = UNSET
 
 
 class _BadMessageError(Exception):
@@ -154,7 +155,9 @@ class ServerDecoder:
         return out
 
 
-def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _Publish:
+def _to_server(
+    message: bytes,
+) -> Attach | Detach | Ping | readers.ToServer | tokens.Auth | _Publish:
     try:
         return _publish_decoder.decode(message).publish
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -165,7 +168,9 @@ def _to_server(message: bytes) -> Attach | Detach | Ping | readers.ToServer | _P
     if isinstance(found, _Timestamp):
         _decode(_number_decoder, found.timestamp)
         return Ping(bytes(found.timestamp))
-    if isinstance(found, readers.Handled):
+    if isinstance(found, tokens.Auth) and len(found.token.encode()) > tokens.TOKEN_BYTES_MAX:
+        raise _BadMessageError(f"a token may have {tokens.TOKEN_BYTES_MAX} bytes")
+    if isinstance(found, readers.Handled | tokens.Auth):
         return found
     check_topic_name(found.topic)
     if isinstance(found, _Read):
@@ -286,6 +291,8 @@ class _ToClient(Struct):
     records: readers.Records | UnsetType = UNSET
     stored: readers.Stored | UnsetType = UNSET
     lost: readers.Lost | UnsetType = UNSET
+    auth_ok: tokens.AuthOk | UnsetType = UNSET
+    auth_refused: tokens.AuthRefused | UnsetType = UNSET
 
 
 class ClientDecoder:

@@ -19,12 +19,12 @@ import msgspec
 from msgspec import Meta, Struct
 
 from headrace.model import PAYLOAD_BYTES_MAX, RefusedPublish
-from headrace.wire import readers, websocket
+from headrace.wire import readers, tokens, websocket
 
 ATTACH, ATTACHED, PUBLISH, ACK, PAYLOAD, PING, PONG, DETACH, DETACHED = range(1, 10)
-"""DETACH, DETACHED and named readers are extensions of Headrace."""
+"""DETACH, DETACHED, named readers and tokens are extensions of Headrace."""
 _OWN = ("attach", "attached", "publish", "ack", "payload", "ping", "pong", "detach", "detached")
-NAMES = dict(enumerate(_OWN, ATTACH)) | readers.NAMES
+NAMES = dict(enumerate(_OWN, ATTACH)) | readers.NAMES | tokens.NAMES
 
 MESSAGE_BYTES_MAX = 2 * PAYLOAD_BYTES_MAX + 4096
 """Size limit of a message: some encoders write a byte array as integers, with up to two bytes for each."""
@@ -110,8 +110,8 @@ class Bad(NamedTuple):
     """Set if this is a publish that the server would refuse every time."""
 
 
-ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | Bad
-ToClient = Attached | Detached | Ack | Payloads | Pong | readers.ToClient | Bad
+ToServer = Attach | Detach | Publishes | Ping | readers.ToServer | tokens.Auth | Bad
+ToClient = Attached | Detached | Ack | Payloads | Pong | readers.ToClient | tokens.ToClient | Bad
 
 
 def make_serial(epoch: int, offset: int) -> str:
@@ -169,7 +169,15 @@ def encode_reader_answer(message: readers.ToClient) -> bytes:
     return _framed(readers.TYPES[type(message)], message)
 
 
+def encode_auth_answer(message: tokens.ToClient) -> bytes:
+    return _framed(tokens.TYPES[type(message)], message)
+
+
 # Messages from client to server, without frames.
+
+
+def encode_auth(token: str) -> bytes:
+    return _message(tokens.AUTH, tokens.Auth(token))
 
 
 def encode_of_reader(message: readers.ToServer) -> bytes:
