@@ -44,6 +44,7 @@ from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Access, load_hook
+from headrace.server.audit import OPERATOR, Audit
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import SteadyClock, is_synchronised
@@ -255,6 +256,8 @@ class Server:
             http_connections=lambda: self._http.connection_count,
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
+        audit = self._audit = Audit(self._store, clock.now_ms)
+        self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)
         app = make_app(
             connections,
             self._store,
@@ -264,6 +267,7 @@ class Server:
             clock,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
             self._access,
+            audit,
             scrapes,
         )
         shared = self._http_shared = HttpShared(
@@ -407,6 +411,7 @@ class Server:
         except ConfigError as error:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
+            self._audit.record("settings.reload", OPERATOR, changed=found.changed)
             self._apply(found.config)
             self._reload_tls()
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")

@@ -24,10 +24,11 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import Access
+from headrace.server.audit import Audit
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.gate import AccessGate, check_server, refused
+from headrace.server.http.gate import AccessGate, check_server, record, refused
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
@@ -57,6 +58,7 @@ def make_app(
     clock: SteadyClock,
     facts: ServerFacts,
     access: Access,
+    audit: Audit,
     scrapes: Scrapes,
 ) -> Starlette:
     broker = connections.broker
@@ -70,7 +72,7 @@ def make_app(
             *ChannelsApi(channels).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(AccessGate, access=access)],
+        middleware=[Middleware(AccessGate, access=access, audit=audit)],
     )
 
 
@@ -134,6 +136,7 @@ class _StateApi:
     async def confirm(self, request: Request) -> Response:
         check_server(request, Operation.ADMIN)
         self._clock.tick()
+        record(request, "clock.confirm", ahead_ms=self._clock.ahead_ms)
         return JSONResponse({"followed_ms": self._clock.confirm()})
 
     async def description(self, request: Request) -> Response:
