@@ -110,6 +110,8 @@ class Access:
         self._holders: dict[Principal, dict[End, None]] = {}
         """Connections and requests in progress, by their principal."""
         self._guesses = Guesses()
+        self.on_change: Callable[[str, str], None] = lambda action, token: None
+        """Called with the action (`token.create`, …) and the token's name when the stored tokens change."""
         self._looking = False
         self._looked_s = 0.0
         self._take(_read(file))
@@ -280,6 +282,7 @@ class Access:
                     found.damage,
                 )
         elif found.tokens is not None:
+            self._note_changes(found.tokens)
             self._stored = found.tokens
             self.is_on = True
         elif self._stamp is not None:
@@ -288,8 +291,24 @@ class Access:
                 "is started again",
                 self._file,
             )
+            self._note_changes(())
             self._stored = ()
         self._stamp = found.stamp
+
+    def _note_changes(self, stored: Tokens) -> None:
+        before = {one.sha256: one for one in self._stored}
+        after = {one.sha256: one for one in stored}
+        for one in stored:
+            old = before.get(one.sha256)
+            if old is None:
+                self.on_change("token.create", one.name)
+            elif one.revoked_ms is not None and old.revoked_ms is None:
+                self.on_change("token.revoke", one.name)
+            elif one != old:
+                self.on_change("token.change", one.name)
+        for digest, old in before.items():
+            if digest not in after:
+                self.on_change("token.remove", old.name)
 
     def _apply(self) -> None:
         settings = self._settings

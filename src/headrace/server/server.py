@@ -44,6 +44,7 @@ from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Access, load_hook
+from headrace.server.audit import OPERATOR, Audit
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import SteadyClock, is_synchronised
@@ -267,6 +268,8 @@ class Server:
             certificate_expiry=self._certificate_expiry,
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
+        audit = self._audit = Audit(self._store, clock.now_ms)
+        self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)
         app = make_app(
             connections,
             self._store,
@@ -276,6 +279,7 @@ class Server:
             clock,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
             self._access,
+            audit,
             scrapes,
             self._tracing,
         )
@@ -433,6 +437,7 @@ class Server:
         except ConfigError as error:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
+            self._audit.record("settings.reload", OPERATOR, changed=found.changed)
             self._apply(found.config)
             self._reload_tls()
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")

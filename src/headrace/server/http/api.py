@@ -24,10 +24,11 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import Access
+from headrace.server.audit import Audit
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.gate import CHANNELS, AccessGate, check_server, refused
+from headrace.server.http.gate import CHANNELS, AccessGate, check_server, record, refused
 from headrace.server.http.limits import HttpLimits, OverLimitError
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
@@ -61,6 +62,7 @@ def make_app(
     clock: SteadyClock,
     facts: ServerFacts,
     access: Access,
+    audit: Audit,
     scrapes: Scrapes,
     tracing: Tracing,
 ) -> Starlette:
@@ -77,7 +79,7 @@ def make_app(
             *TraceApi(tracing).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(AccessGate, access=access)],
+        middleware=[Middleware(AccessGate, access=access, audit=audit)],
     )
 
 
@@ -141,6 +143,7 @@ class _StateApi:
     async def confirm(self, request: Request) -> Response:
         check_server(request, Operation.ADMIN)
         self._clock.tick()
+        record(request, "clock.confirm", ahead_ms=self._clock.ahead_ms)
         return JSONResponse({"followed_ms": self._clock.confirm()})
 
     async def description(self, request: Request) -> Response:

@@ -8,7 +8,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.routing import Route
 
 from headrace.access.operations import Operation
-from headrace.server.http.gate import check_server
+from headrace.server.http.gate import check_server, record
 from headrace.server.trace.tracing import TRACES_MAX, Filter, Trace, Tracing
 
 _LINES = "application/x-ndjson"
@@ -35,6 +35,7 @@ class TraceApi:
                 503, f"{TRACES_MAX} traces are running already, or the server stops"
             )
         wanted = Filter(topic or None, peer or None, payloads=payloads == "true")
+        record(request, "trace.begin", topic=topic, peer=peer, payloads=wanted.payloads)
         return StreamingResponse(self._stream(wanted), media_type=_LINES)
 
     async def _stream(self, wanted: Filter) -> AsyncIterator[bytes]:
