@@ -35,7 +35,7 @@ from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
 from headrace.log.saved_time import DamagedTimeError, SavedTime, TimeFile, read_time
-from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks, CommitTimes
+from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
 from headrace.payload.reducers import reducer
@@ -64,6 +64,7 @@ from headrace.server.reload import Hangup, LoadConfig, merge
 from headrace.server.tls import context as tls_context
 from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
+from headrace.server.trace.tracing import Tracing
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
 from headrace.wire.logux import messages as logux
@@ -121,8 +122,6 @@ class Server:
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
         self._metrics = Metrics()
-        self._deliveries = 0
-        """Number of the broker's deliveries at the last commit."""
         self._failure = ""
         self._listeners: list[asyncio.Server] = []
         self._manager = notify.ServiceManager(os.environ)
@@ -188,13 +187,18 @@ class Server:
             upload_checks=UPLOAD_CHECKS,
             wait_for_disk=False,
         )
-        self._store.on_commit = self._committed
+        self._store.on_commit = self._metrics.committed
         self._store.on_flush = self._metrics.flushed
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
         health = self._health = Health(self._store, clock, self._access)
         connections = self._connections = Connections(
             self._broker, config.limits, self._metrics, health, self._access
+        )
+        self._tracing = Tracing(
+            partial(setattr, connections, "trace"),
+            clock.now_ms,
+            partial(self._metrics.count, "trace_lines_lost_total"),
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -253,6 +257,7 @@ class Server:
             requests,
             recovery,
             http_connections=lambda: self._http.connection_count,
+            traces=lambda: self._tracing.count,
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         app = make_app(
@@ -265,6 +270,7 @@ class Server:
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
             self._access,
             scrapes,
+            self._tracing,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -347,6 +353,7 @@ class Server:
             listener.close()
         failed = self.stopped.done() and self.stopped.result() != 0
         self._waiting.close()
+        self._tracing.close()
         self._connections.drain()
         self._store.batches.stop()
         if self._postgres is not None:
@@ -435,16 +442,6 @@ class Server:
         if not self.stopped.done():
             self.stopped.set_result(1)
 
-    def _committed(self, times: CommitTimes) -> None:
-        """Count a commit. Its acknowledgements are written later in this step of the loop."""
-        metrics, deliveries = self._metrics, self._broker.deliveries
-        metrics.committed(times, time.monotonic(), delivered=deliveries > self._deliveries)
-        self._deliveries = deliveries
-        self._loop.call_soon(self._acknowledged, times)
-
-    def _acknowledged(self, times: CommitTimes) -> None:
-        self._metrics.acknowledged(times, time.monotonic())
-
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""
         size = self._config.journal.file_bytes
@@ -463,6 +460,7 @@ class Server:
                 await asyncio.sleep(_TICK_S)
                 now_s = time.monotonic()
                 self._clock.tick()
+                self._metrics.fold()
                 self._time_file.save(self._clock.state)
                 self._store.tick(now_s)
                 self._access.tick(self._loop.time(), self._runner)

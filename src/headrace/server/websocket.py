@@ -61,6 +61,11 @@ class WebSocketConnection(Connection):
         """Handle all messages of one read: bytes, and strings if the protocol takes text."""
         raise NotImplementedError
 
+    def traced(self, messages: Sequence[bytes | str]) -> None:
+        """Show the messages of a read to those who trace this connection."""
+        if self._shared.trace is not None:
+            self._shared.trace.received(self, messages)
+
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
 
@@ -242,6 +247,7 @@ class _Frames(ServerListener):
         if self._messages:
             messages = self._messages.copy()
             self._messages.clear()
+            self.connection.traced(messages)
             self.connection.messages_received(messages)
 
     def _other(self, frame: WSFrame, payload: bytes) -> None:

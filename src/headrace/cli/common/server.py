@@ -5,6 +5,7 @@ import http.client
 import json
 import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import urlencode, urlsplit
 
@@ -59,8 +60,40 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token, tls, insecure_token = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
+    host, port = _checked(api, headers)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    try:
+        with closing(_connected(api, host, port, timeout_s)) as connection:
+            connection.request(method, f"{path}?{text}" if text else path, content, headers)
+            response = connection.getresponse()
+            status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, host, port) from None
+    return _answer(api.base, status, body)
+
+
+def stream(api: HttpApi, path: str, **query: object) -> Iterator[bytes]:
+    """Yield the lines of an answer that goes on for as long as the server runs; query values as above."""
+    headers: dict[str, str] = {}
+    host, port = _checked(api, headers)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    try:
+        with closing(_connected(api, host, port, _TIMEOUT_S)) as connection:
+            connection.request("GET", f"{path}?{text}", headers=headers)
+            response = connection.getresponse()
+            if response.status != 200:
+                _answer(api.base, response.status, response.read(_ANSWER_BYTES_MAX))
+            while line := response.readline():
+                if line.strip():  # empty lines only keep the connection open
+                    yield line
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, host, port) from None
+
+
+def _checked(api: HttpApi, headers: dict[str, str]) -> tuple[str, int | None]:
+    """Return host and port of an API, and add its token to the headers."""
+    base, token = api.base, api.token
     if token is not None:
         if not (token.isascii() and token.isprintable() and token == token.strip()):
             raise UsageError("the token has characters that no token has")
@@ -72,31 +105,39 @@ def request(
         port = -1
     if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
         raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {quoted(masked(base))}")
-    text = urlencode({name: value for name, value in query.items() if value is not None})
-    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
-    if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, port, timeout=timeout_s, context=tls.context()
-        )
-    place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
+    return parts.hostname, port
+
+
+def _connected(
+    api: HttpApi, host: str, port: int | None, timeout_s: float
+) -> http.client.HTTPConnection:
+    """Return a connection to the API that may carry its token."""
+    connection: http.client.HTTPConnection
+    if api.base.startswith("https:"):
+        context = api.tls.context()
+        connection = http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    else:
+        connection = http.client.HTTPConnection(host, port, timeout=timeout_s)
     try:
         connection.connect()
         # The address of the connection counts: a name may stand for any machine.
-        is_checked = token is not None and parts.scheme == "http" and not insecure_token
-        if is_checked and (reason := exposure_of(connection.sock.getpeername())):
-            raise UsageError(f"{base}: {reason}")
-        connection.request(method, f"{path}?{text}" if text else path, content, headers)
-        response = connection.getresponse()
-        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
-    except ssl.SSLError as error:
-        raise UnreachableError(failure(error, place)) from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = with_hint(unreachable(error, place))
-        named = reason if place in reason else f"no answer from {base}: {reason}"
-        raise UnreachableError(named) from None
-    finally:
+        is_checked = api.token is not None and not api.base.startswith("https:")
+        if is_checked and not api.insecure_token:
+            reason = exposure_of(connection.sock.getpeername())
+            if reason:
+                raise UsageError(f"{api.base}: {reason}")
+    except BaseException:
         connection.close()
-    return _answer(base, status, body)
+        raise
+    return connection
+
+
+def _unreachable(api: HttpApi, error: Exception, host: str, port: int | None) -> UnreachableError:
+    place = f"{host}:{port}" if port else host
+    if isinstance(error, ssl.SSLError):
+        return UnreachableError(failure(error, place))
+    reason = with_hint(unreachable(error, place))
+    return UnreachableError(reason if place in reason else f"no answer from {api.base}: {reason}")
 
 
 def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:

@@ -33,9 +33,11 @@ from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
 from headrace.server.http.tickets import TicketsApi
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
+from headrace.server.http.trace import TraceApi
 from headrace.server.metrics.declarations import PROTOCOLS
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
+from headrace.server.trace.tracing import Tracing
 
 
 class ServerFacts(NamedTuple):
@@ -59,6 +61,7 @@ def make_app(
     facts: ServerFacts,
     access: Access,
     scrapes: Scrapes,
+    tracing: Tracing,
 ) -> Starlette:
     broker = connections.broker
     return Starlette(
@@ -70,6 +73,7 @@ def make_app(
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels).routes(),
             *TicketsApi(access).routes(),
+            *TraceApi(tracing).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
         middleware=[Middleware(AccessGate, access=access)],

@@ -120,6 +120,8 @@ class Connection:
         self.peer = peer_name(transport)
         shared = self._shared
         shared.metrics.count("connections_total")
+        if shared.trace is not None:
+            shared.trace.opened(self)
         if shared.refuses_new:
             shared.refused(self.peer)
             transport.abort()
@@ -136,6 +138,8 @@ class Connection:
     def lost(self) -> None:
         self._shared.lost(self)
         self._shared.access.release(self.principal, self.credentials_ended)
+        if self._shared.trace is not None:
+            self._shared.trace.lost(self)
         for subscription in (self._subscriptions or {}).values():
             self._shared.broker.unsubscribe(subscription)
         self._subscriptions = self._queue = self._pulling = None
@@ -336,6 +340,21 @@ class Connection:
         return self.peer.rpartition(":")[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which a trace can follow this connection."""
+        return self.peer, self.address
+
+    @property
+    def unfinished(self) -> bytes:
+        """The beginning of a message that has arrived in part, for a trace."""
+        return b""
+
+    @property
+    def only_topic(self) -> str | None:
+        """The topic of all messages, if the protocol has one."""
+        return None
+
+    @property
     def fd(self) -> int:
         """File descriptor of the socket; -1 without a socket."""
         sock = self._transport.get_extra_info("socket")
@@ -366,6 +385,8 @@ class Connection:
     def _write(self, data: bytes) -> None:
         # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
         if data and not self._closed and not self._transport.is_closing():
+            if self._shared.trace is not None:
+                self._shared.trace.sent(self, data)
             self._transport.write(data)
 
     def pause(self, why: int) -> None:
@@ -393,6 +414,8 @@ class Connection:
         """Send pending answers and the reason, then hang up."""
         if not self.is_gone:
             self._write(self._session.data_to_send())
+            if self._shared.trace is not None:
+                self._shared.trace.closes(self, reason)
             self._say_goodbye(reason, code)
             self._hang_up()
 

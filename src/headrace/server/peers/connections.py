@@ -17,6 +17,7 @@ from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.pause import Pause
 from headrace.server.refusals import Refusals
+from headrace.server.trace.tracing import Tracing
 from headrace.wire import websocket
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class Connections:
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
         self.refusals = Refusals(self.loop, limits, metrics)
+        self.trace: Tracing | None = None
+        """Traces of what connections send and receive; None while nobody follows any."""
 
     @property
     def refuses_new(self) -> bool:

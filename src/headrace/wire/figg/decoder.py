@@ -77,6 +77,11 @@ class _Decoder:
         self._have = 0
         self._need = _HEADER_BYTES
 
+    @property
+    def unfinished(self) -> bytes:
+        """All bytes that were received and not decoded yet."""
+        return b"".join(self._chunks)
+
     def _take(self, data: bytes) -> bytes:
         """Return all unread bytes, or nothing while the first frame cannot be complete."""
         if not self._chunks:
@@ -138,6 +143,10 @@ class ServerDecoder(_Decoder):
         super().__init__()
         self.unread = b""
         """Bytes that were left when `receive` reached its limit of messages; its next call begins there."""
+
+    @property
+    def unfinished(self) -> bytes:
+        return self.unread or super().unfinished
 
     def receive(self, data: bytes) -> list[figg.ToServer]:
         """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""
