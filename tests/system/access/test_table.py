@@ -89,6 +89,7 @@ ENDPOINTS = {
     ("GET", "/v1/status"): Endpoint(needs=(INSPECT,)),
     ("GET", "/v1/clock"): Endpoint(needs=(INSPECT,)),
     ("POST", "/v1/clock/confirm"): Endpoint(needs=(ADMIN,)),
+    ("GET", "/v1/trace"): Endpoint("", (ADMIN,), (400,)),
     ("GET", "/v1/topics"): Endpoint("?name=table", (INSPECT,), listed="topics"),
     ("GET", "/v1/topic"): Endpoint("?name=table", (INSPECT,)),
     ("DELETE", "/v1/topic"): Endpoint("?name=gone", (DELETE,), (404,)),

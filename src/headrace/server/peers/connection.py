@@ -537,7 +537,7 @@ class Connection:
     @property
     def names(self) -> tuple[str, ...]:
         """All names under which a trace can follow this connection."""
-        return self.peer, self.address
+        return self.peer, self.address, str(self.principal)
 
     @property
     def unfinished(self) -> bytes:
