@@ -116,7 +116,6 @@ ENDPOINTS = {
     ("GET", "/v1/channel"): Endpoint("?name=table", (INSPECT,)),
     ("POST", "/v1/channel/keep"): Endpoint("?name=table", (DELETE,)),
     ("DELETE", "/v1/channel"): Endpoint("?name=none", (DELETE,), (404,)),
-    ("GET", "/v1/trace"): Endpoint("", (ADMIN,), (400,)),
 }
 
 
