@@ -15,13 +15,14 @@ import pytest
 from hypothesis import settings
 
 from headrace.testing import ServerProcess
-from tests import forked
+from tests import forked, temporary
 from tests.tools import EXAMPLES, TORTURE
 
 if not TORTURE:
     forked.install()
 
 executed = forked.executed
+pytest_sessionfinish = temporary.pytest_sessionfinish
 
 settings.register_profile("tests", deadline=None, max_examples=EXAMPLES)
 settings.load_profile("tests")

@@ -16,8 +16,9 @@ MAY_IMPORT = {
     "printing": set(),
     "model": {"errors", "printing"},
     "picows_adapter": {"errors"},
-    "access": BASE,
     "tls": {"errors", "printing"},
+    "tokens": BASE,
+    "access": BASE,
     "payload": BASE,
     "config": BASE | {"access"},
     "wire": BASE | {"payload"},
@@ -25,7 +26,7 @@ MAY_IMPORT = {
     "log": BASE | {"config"},
     "broker": BASE | {"config", "log", "payload"},
     "lake": BASE,
-    "client": BASE | {"picows_adapter", "tls", "wire", "session", "payload", "lake"},
+    "client": BASE | {"picows_adapter", "tls", "tokens", "wire", "session", "payload", "lake"},
     "server": BASE
     | {
         "access",
@@ -43,7 +44,8 @@ MAY_IMPORT = {
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
     "cli": BASE
-    | {"access", "tls", "config", "payload", "client", "server", "log", "spark", "pipeline", ""},
+    | {"access", "tls", "tokens", "config", "payload", "client", "server"}
+    | {"log", "spark", "pipeline", ""},
     "testing": BASE | {"config", "payload", "client", "server", "log", "broker", "session", "wire"},
     "channels": {"client"},
     "": {"client", "channels"},
@@ -80,6 +82,8 @@ OF_EXTRAS = {
     "obstore": {"lake"},
     "hdfs_native": {"lake"},
     "botocore": {"lake"},
+    "jwt": {"access"},
+    "cryptography": {"access"},
 }
 """Packages of extras, and the layers that may import them; everything else works without them."""
 
@@ -103,7 +107,7 @@ DOORS = {
     ("server", "session"): {
         *("server", "figg", "wombat", "logux.server", "logux.server5", "channel.server"),
     },
-    ("cli", "server"): {"server"},
+    ("cli", "server"): {"server", "jwt"},
     ("cli", "client"): {"", "connect"},
 }
 """Modules of a layer that a part of another one may import; the longest name of an importing part counts."""

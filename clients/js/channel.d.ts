@@ -51,8 +51,18 @@ export interface ChannelOptions
    * remembers what was sent and acknowledged. 1 to 255 bytes of UTF-8.
    */
   processor: string;
-  /** What the server is shown, where it has tokens. */
-  token?: string;
+  /**
+   * What the server is shown, where it has tokens; or a function that is asked for it for each
+   * connection.
+   */
+  token?: string | (() => string | Promise<string>);
+  /**
+   * For pages, which should not have a token that lasts: a function that gets a ticket from your own
+   * server for each connection. The ticket is good once, for 30 s, and goes into the URL.
+   */
+  ticket?: string | (() => string | Promise<string>);
+  /** Send them also without TLS to another machine, where others can read them. Default false. */
+  insecureToken?: boolean;
   /**
    * `push`: messages come of themselves, the default; `signal`: they are announced, and fetched when
    * the application has nothing left to do; `poll`: they are asked for every `pollIntervalMs`.

@@ -18,6 +18,7 @@ import {
   PAYLOAD_BYTES_MAX,
   UnacknowledgedError,
   Waiting,
+  checkCredentials,
   checkOptions,
   checkTopic,
   mustBe,
@@ -39,7 +40,8 @@ const WAYS = ["push", "signal", "poll"];
 
 export function joinChannel(url, options = {}) {
   const { processor, token, receive = "push", restore, handle, ...rest } = options;
-  const { from, leaseMs, leaveOnPagehide = false, ...others } = rest;
+  const { from, leaseMs, leaveOnPagehide = false, ...more } = rest;
+  const { ticket, insecureToken = false, ...others } = more;
   const { name, target } = parseUrl(url);
   checkProcessor(processor);
   if (!WAYS.includes(receive)) {
@@ -55,8 +57,12 @@ export function joinChannel(url, options = {}) {
     throw new ConfigError(`leaseMs is ${LEASE_MS_MIN} to ${LEASE_MS_MAX}, not ${leaseMs}`);
   }
   mustBe("boolean", leaveOnPagehide, "leaveOnPagehide");
-  const checked = checkOptions(others, DEFAULTS);
-  const who = { channel: name, processor, token, receive, from, leaseMs };
+  // A token of a server's own kind may be any JSON value, which is sent as it is.
+  const isText = typeof token === "string" || typeof token === "function";
+  const shown = isText ? { token, ticket } : { ticket };
+  checkCredentials(target, { ...shown, insecureToken });
+  const checked = { ...checkOptions(others, DEFAULTS), ...shown };
+  const who = { channel: name, processor, token: isText ? undefined : token, receive, from, leaseMs };
   return new Channel(url, target, who, { restore, handle, leaveOnPagehide }, checked);
 }
 

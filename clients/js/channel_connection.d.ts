@@ -1,6 +1,6 @@
 import type { Channel, ChannelOptions } from "./channel.js";
 
-export type JoinOptions = Omit<ChannelOptions, "processor" | "token" | "WebSocket">;
+export type JoinOptions = Omit<ChannelOptions, "processor" | "token" | "ticket" | "insecureToken" | "WebSocket">;
 
 /** One WebSocket of a processor, for as many channels as it joins. */
 export interface ChannelConnection {

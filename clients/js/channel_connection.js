@@ -41,7 +41,7 @@ class ChannelConnection {
 
   join(name, options = {}) {
     if (this.#closed) throw new ClientClosedError("the connection is closed");
-    for (const own of ["processor", "token", "WebSocket"]) {
+    for (const own of ["processor", "token", "ticket", "insecureToken", "WebSocket"]) {
       if (Object.hasOwn(options, own)) {
         throw new LocalProtocolError(`${own} is an option of the connection, not of a channel`);
       }

@@ -118,6 +118,9 @@ export class ChannelSession {
     return this.unacknowledged === 0 && !this.#acking && this.#done <= this.#acked;
   }
 
+  /** The token of this connection, if the application gives a text or a function. */
+  token = undefined;
+
   /** When `tick` is next due. */
   get tickAt() {
     const fetchAt = this.#wanted && !this.#fetching ? this.#fetchAt : Infinity;
@@ -131,7 +134,8 @@ export class ChannelSession {
 
   /** A fresh connection stands. */
   opened(now) {
-    const { processor, token, receive, instance } = this.#options;
+    const { processor, receive, instance } = this.#options;
+    const token = this.token ?? this.#options.token;
     this.#open = true;
     this.#silent = true;
     this.#pingAt = now + this.#options.pingIntervalMs;

@@ -38,6 +38,18 @@ export interface Options {
   flushTimeoutMs?: number;
   /** The share of each wait before an attempt that is cut off at random, 0 to 1. Default 0. */
   jitter?: number;
+  /**
+   * The token that the server is shown before anything else, in a message and never in the URL; or a
+   * function that is asked for one for each connection, and before the token expires.
+   */
+  token?: string | (() => string | Promise<string>);
+  /**
+   * For pages, which should not have a token that lasts: a function that gets a ticket from your own
+   * server for each connection. The ticket is good once, for 30 s, and goes into the URL.
+   */
+  ticket?: string | (() => string | Promise<string>);
+  /** Send them also without TLS to another machine, where others can read them. Default false. */
+  insecureToken?: boolean;
   /** The constructor of WebSockets. Default: the global one. */
   WebSocket?: new (url: string) => unknown;
 }
@@ -218,6 +230,8 @@ export class PublishRefusedError extends HeadraceError {
 export class ReaderLostError extends HeadraceError {}
 /** A reader's name that is refused, or a server without named readers. */
 export class ReaderRefusedError extends HeadraceError {}
+/** The server does not let this client in, or no longer: correct the token. */
+export class RefusedError extends HeadraceError {}
 /** Closed before all acknowledgements came: those messages may or may not be in the log. */
 export class UnacknowledgedError extends HeadraceError {
   /** How many. */

@@ -16,6 +16,20 @@ const TOPIC_BYTES_MAX = 255;
 const RESERVED_TOPIC_BYTES_MAX = 256;
 const RESERVED_PREFIX = "$";
 const READER_BYTES_MAX = 255;
+const TOKEN_BYTES_MAX = 8192;
+/** How long the answer to a token may take. */
+const AUTH_ANSWER_MS = 5000;
+/** Different tokens in a row that a server may refuse before the client gives up. */
+const TOKENS_REFUSED_MAX = 3;
+/** The share of a token's time after which it is renewed, and the shortest time until then. */
+const RENEW_AT = 0.8;
+const RENEW_MS_MIN = 500;
+/** Codes of AUTH_REFUSED. */
+const CREDENTIALS = 1;
+const LATER = 2;
+const NO_TOKENS =
+  "the server does not answer AUTH, so it does not know the token extension: connect without a " +
+  "token, or update the server";
 /** A record begins with the size of its payload. */
 const RECORD_HEADER_BYTES = 4;
 /** Topics whose records have an envelope: only their own protocols publish there. */
@@ -110,6 +124,12 @@ export class ReaderRefusedError extends HeadraceError {
   }
 }
 
+export class RefusedError extends HeadraceError {
+  static {
+    this.prototype.name = "RefusedError";
+  }
+}
+
 export class UnacknowledgedError extends HeadraceError {
   static {
     this.prototype.name = "UnacknowledgedError";
@@ -122,7 +142,11 @@ export class UnacknowledgedError extends HeadraceError {
 }
 
 export function connect(url, options = {}) {
-  return new Client(websocketUrl(url, PATH), checkOptions(options, DEFAULTS));
+  const target = websocketUrl(url, PATH);
+  const { token, ticket, insecureToken = false, ...others } = options;
+  const checked = { ...checkOptions(others, DEFAULTS), token, ticket };
+  checkCredentials(target, { token, ticket, insecureToken });
+  return new Client(target, checked);
 }
 
 class Client {
@@ -138,9 +162,9 @@ class Client {
   #acknowledged = 0;
   /** The first refusal that `flush` has not told of. */
   #refusal = null;
-  #waiting = new Waiting(() => {
-    return this.state === "closed" ? new ClientClosedError("the client is closed") : null;
-  });
+  /** Why the client ended, other than by `close`. */
+  #ending = null;
+  #waiting = new Waiting(() => (this.state === "closed" ? this.#whyClosed() : null));
 
   constructor(url, options) {
     this.url = url;
@@ -293,10 +317,14 @@ class Client {
     await this.#waiting.until(() => !this.#detaching.has(topic)).catch(() => {});
   }
 
+  #whyClosed() {
+    return this.#ending ?? new ClientClosedError("the client is closed");
+  }
+
   #shut() {
     this.#session.close();
-    const error = new ClientClosedError("the client is closed");
-    for (const inbox of this.#inboxes.values()) inbox.end(error);
+    const error = this.#whyClosed();
+    for (const inbox of this.#inboxes.values()) inbox.end(error, this.#ending !== null);
     this.#inboxes.clear();
     while (this.#publishes.length > 0) this.#publishes.shift().reject(error);
     this.#stateChanged("closed");
@@ -328,6 +356,11 @@ class Client {
       case "detached":
         this.#detaching.delete(event.topic);
         break;
+      case "accessRefused":
+        this.#ending = new RefusedError(event.reason);
+        this.#shut();
+        this.#link.stop();
+        return;
       case "missed":
         this.#handlers.tell("missed", { topic: event.topic, asked: event.asked, got: event.got });
         break;
@@ -366,7 +399,7 @@ class Client {
   }
 
   #mustBeOpen() {
-    if (this.state === "closed") throw new ClientClosedError("the client is closed");
+    if (this.state === "closed") throw this.#whyClosed();
   }
 }
 
@@ -481,6 +514,7 @@ class Inbox {
   #over = false;
   #takers = new Fifo();
   #ended = false;
+  #failure = null;
   #begun;
 
   constructor(serial, bytesMax, caughtUp) {
@@ -519,8 +553,13 @@ class Inbox {
 
   /** The next message; undefined when there will be none. */
   async next() {
+    if (this.#failure !== null) throw this.#failure;
     if (this.#ended) return undefined;
-    if (this.#messages.length === 0) return new Promise((resolve) => this.#takers.push(resolve));
+    if (this.#messages.length === 0) {
+      const message = await new Promise((resolve) => this.#takers.push(resolve));
+      if (message === undefined && this.#failure !== null) throw this.#failure;
+      return message;
+    }
     const message = this.#messages.shift();
     this.taken = message.serial;
     this.#bytes -= sizeOf(message);
@@ -531,9 +570,10 @@ class Inbox {
     return message;
   }
 
-  /** What was not taken is dropped. */
-  end(error) {
+  /** What was not taken is dropped. Those who take messages get the error if it `isFailure`. */
+  end(error, isFailure = false) {
     this.#ended = true;
+    if (isFailure) this.#failure = error;
     this.#messages = new Fifo();
     while (this.#takers.length > 0) this.#takers.shift()(undefined);
     this.#begun.reject(error);
@@ -795,6 +835,8 @@ export class Link {
   static SEND_BUFFER_BYTES_MAX = 256 * 1024;
   /** A WebSocket does not say when its buffer has room. */
   static DRAIN_POLL_MS = 10;
+  /** When a function that has given no token is asked again. */
+  static RENEW_RETRY_MS = 1000;
   /** How long a closing WebSocket may take to get its last bytes out. */
   static CLOSE_TIMEOUT_MS = 1000;
 
@@ -807,6 +849,8 @@ export class Link {
   #open = false;
   /** For the attempt under way, or for the wait before the next one. */
   #attemptTimer;
+  /** The attempt that has no WebSocket yet, because the application is asked for a token. */
+  #preparing = null;
   #drainTimer;
   #tickTimer;
   #tickTimerAt = Infinity;
@@ -861,7 +905,7 @@ export class Link {
   }
 
   resume() {
-    if (this.#socket !== null) return;
+    if (this.#socket !== null || this.#preparing !== null) return;
     clearTimeout(this.#attemptTimer);
     this.#connect();
   }
@@ -870,9 +914,34 @@ export class Link {
     this.#session.connecting();
     this.#client.changed(this.#session.state);
     if (this.#session.state === "closed") return; // by a handler
+    const { attemptTimeoutMs, token, ticket } = this.#options;
+    this.#attemptTimer = setTimeout(() => {
+      this.#drop(`no answer within ${attemptTimeoutMs} ms`);
+    }, attemptTimeoutMs);
+    if (typeof token !== "function" && ticket === undefined) {
+      this.#session.token = token;
+      this.#dial(this.#url);
+      return;
+    }
+    const attempt = Symbol("attempt");
+    this.#preparing = attempt;
+    Promise.all([asked(token, "token"), asked(ticket, "ticket")]).then(
+      ([token, ticket]) => {
+        if (attempt !== this.#preparing) return;
+        this.#preparing = null;
+        this.#session.token = token;
+        this.#dial(ticket === undefined ? this.#url : withTicket(this.#url, ticket));
+      },
+      ({ message }) => {
+        if (attempt === this.#preparing) this.#lost(message);
+      },
+    );
+  }
+
+  #dial(url) {
     let socket;
     try {
-      socket = new this.#options.WebSocket(this.#url);
+      socket = new this.#options.WebSocket(url);
     } catch (error) {
       this.#lost(error.message);
       return;
@@ -897,12 +966,30 @@ export class Link {
       const reason = whyClosed(event, failure);
       // Sessions of other protocols have words for what a server does not take.
       for (const one of this.#session.hungUp?.(event.code, reason) ?? []) this.#client.happened(one);
-      if (socket === this.#socket) this.#lost(reason); // else a handler has closed the client
+      if (socket !== this.#socket) return; // a handler has closed the client
+      this.#lost(this.#session.explain?.(reason) ?? reason);
     });
-    const { attemptTimeoutMs } = this.#options;
-    this.#attemptTimer = setTimeout(() => {
-      this.#drop(`no answer within ${attemptTimeoutMs} ms`);
-    }, attemptTimeoutMs);
+  }
+
+  /** Get a new token for the open connection, if the application has more than one. */
+  #renew() {
+    const socket = this.#socket;
+    this.#session.renewAt = Infinity;
+    const { token } = this.#options;
+    if (typeof token !== "function") return;
+    asked(token, "token").then(
+      (fresh) => {
+        if (socket !== this.#socket || socket === null) return;
+        this.#session.renew(fresh, performance.now());
+        this.send();
+      },
+      () => {
+        // The present token is still good. If it expires, the next attempt tells why there is none.
+        if (socket !== this.#socket || socket === null) return;
+        this.#session.renewAt = performance.now() + Link.RENEW_RETRY_MS;
+        this.#schedule(performance.now());
+      },
+    );
   }
 
   #opened() {
@@ -928,6 +1015,7 @@ export class Link {
   #tick() {
     const socket = this.#socket;
     const drained = socket.bufferedAmount === 0;
+    if (performance.now() >= this.#session.renewAt) this.#renew();
     this.#take(this.#session.tick(performance.now(), drained), socket);
     if (socket === this.#socket) this.send();
   }
@@ -970,6 +1058,7 @@ export class Link {
     clearTimeout(this.#attemptTimer);
     clearTimeout(this.#drainTimer);
     clearTimeout(this.#tickTimer);
+    this.#preparing = null;
     this.#drainTimer = undefined;
     this.#tickTimerAt = Infinity;
     const socket = this.#socket;
@@ -977,6 +1066,33 @@ export class Link {
     this.#open = false;
     return socket;
   }
+}
+
+/** What the application gives for a token or a ticket: a text, or a function that is asked for one. */
+async function asked(given, what) {
+  if (typeof given !== "function") return given;
+  let found;
+  try {
+    found = await given();
+  } catch (error) {
+    throw new HeadraceError(`the function for the ${what} failed: ${error?.message ?? error}`);
+  }
+  const fault = faultOf(found);
+  if (fault !== "") throw new HeadraceError(`the function for the ${what} gave ${fault}`);
+  return found;
+}
+
+/** What is wrong with a token or a ticket, without showing it. */
+function faultOf(token) {
+  if (typeof token !== "string") return `no text, but ${typeof token}`;
+  if (token.length === 0 || token.length > TOKEN_BYTES_MAX) return "one of a wrong length";
+  return /^[!-~]*$/.test(token) ? "" : "one with characters that none has";
+}
+
+function withTicket(url, ticket) {
+  const made = new URL(url);
+  made.searchParams.set("ticket", ticket);
+  return made.href;
 }
 
 function untilClosed(socket, timeoutMs) {
@@ -991,6 +1107,7 @@ function untilClosed(socket, timeoutMs) {
 
 /** Close without waiting for a peer that may be gone, where the WebSocket can, as that of `ws`. */
 function abandon(socket) {
+  if (socket === null) return;
   if (typeof socket.terminate === "function") socket.terminate();
   else socket.close();
 }
@@ -1069,6 +1186,16 @@ export class WombatSession {
     });
   }
 
+  /** The token to show when the next connection stands; undefined for none. */
+  token = undefined;
+  /** When the link gets a new token. */
+  renewAt = Infinity;
+  /** From AUTH to its first answer. Nothing else is sent until then. */
+  #authenticating = false;
+  #answerAt = Infinity;
+  #refusedToken = undefined;
+  #tokensRefused = 0;
+
   get unacknowledged() {
     return this.#publishes.length;
   }
@@ -1080,7 +1207,8 @@ export class WombatSession {
 
   /** When `tick` is next due. */
   get tickAt() {
-    return Math.min(this.#pingAt, this.#againAt, this.#readers.tickAt);
+    const at = Math.min(this.#pingAt, this.#againAt, this.#readers.tickAt);
+    return Math.min(at, this.#answerAt, this.renewAt);
   }
 
   connecting() {
@@ -1089,10 +1217,60 @@ export class WombatSession {
 
   /** A fresh connection stands. */
   opened(now) {
+    if (this.token === undefined) return this.#begin(now);
+    this.#authenticating = true;
+    this.#sendToken(now);
+  }
+
+  /** Show another token on the open connection. */
+  renew(token, now) {
+    if (!this.#open) return;
+    this.token = token;
+    this.#sendToken(now);
+  }
+
+  /** Why a connection ended, with what the session knows of it. */
+  explain(reason) {
+    return this.#authenticating ? `${reason}: ${NO_TOKENS}` : reason;
+  }
+
+  #sendToken(now) {
+    this.#answerAt = now + AUTH_ANSWER_MS;
+    this.#control.push(encode("auth", { token: this.token }));
+  }
+
+  #begin(now) {
     this.#open = true;
     this.#sendPing(now);
     for (const [name, topic] of this.#topics) this.#sendAttach(name, topic);
     this.#readers.opened(now);
+  }
+
+  #authOk(validMs, now) {
+    this.#answerAt = Infinity;
+    this.#refusedToken = undefined;
+    this.#tokensRefused = 0;
+    if (validMs > 0) this.renewAt = now + Math.max(RENEW_AT * validMs, RENEW_MS_MIN);
+    if (this.#authenticating) {
+      this.#authenticating = false;
+      this.#begin(now);
+    }
+    return [];
+  }
+
+  #authRefused({ code, reason }) {
+    this.#authenticating = false;
+    this.#answerAt = Infinity;
+    const isSame = this.token === this.#refusedToken;
+    let isLast = code !== LATER;
+    if (code === CREDENTIALS) {
+      this.#refusedToken = this.token;
+      this.#tokensRefused += 1;
+      const mayChange = typeof this.#options.token === "function";
+      isLast = !mayChange || isSame || this.#tokensRefused >= TOKENS_REFUSED_MAX;
+    }
+    const text = `the server refuses the credentials: ${reason}`;
+    return isLast ? [{ kind: "accessRefused", reason: text }] : [broken(text)];
   }
 
   /**
@@ -1119,7 +1297,8 @@ export class WombatSession {
     this.state = "disconnected";
     if (!this.#wasHungUp) this.#refusals = 0;
     this.#wasHungUp = false;
-    this.#open = false;
+    this.#open = this.#authenticating = false;
+    this.#answerAt = this.renewAt = Infinity;
     this.#control = [];
     this.#sent = 0;
     this.#sentBytes = 0;
@@ -1234,11 +1413,17 @@ export class WombatSession {
       if (!(error instanceof CodecError)) throw error;
       return [broken(`the server broke the protocol: ${error.message}`)];
     }
+    if (message.name === "auth_refused") return this.#authRefused(message);
+    if (this.#authenticating && message.name !== "auth_ok") {
+      return [broken("the server broke the protocol: it answers AUTH with another message")];
+    }
     if (this.state === "connecting") {
       this.state = "connected";
       this.#attempts = 0;
     }
     switch (message.name) {
+      case "auth_ok":
+        return this.#authOk(message.valid_ms, now);
       case "payload":
         return this.#payload(message);
       case "ack":
@@ -1269,6 +1454,9 @@ export class WombatSession {
    * there, and a second one behind it would only make the wait longer.
    */
   tick(now, drained = true) {
+    if (now >= this.#answerAt) {
+      return [broken(this.#authenticating ? NO_TOKENS : "AUTH is unanswered")];
+    }
     if (now >= this.#pingAt) {
       if (this.#ping !== null) {
         return [broken(`a ping was not answered within ${this.#options.pingIntervalMs} ms`)];
@@ -1722,6 +1910,10 @@ const MESSAGES = [
   { type: 68, name: "handled", required: ["topic", "grant", "offset", "ordinal"] },
   { type: 69, name: "stored", required: ["topic", "grant", "offset"] },
   { type: 70, name: "lost", required: ["topic", "code", "reason"] },
+  // And these, for tokens.
+  { type: 80, name: "auth", required: ["token"] },
+  { type: 81, name: "auth_ok", required: ["valid_ms"] },
+  { type: 82, name: "auth_refused", required: ["code", "reason"] },
 ];
 const BY_TYPE = new Map(MESSAGES.map((message) => [message.type, message]));
 const BY_NAME = new Map(MESSAGES.map((message) => [message.name, message]));
@@ -1733,9 +1925,9 @@ const FIELDS = new Map([
   ["message", (reader) => reader.bytes()],
   ["sequence_number", (reader) => reader.uint(2 ** 32 - 1)],
   ["timestamp", (reader) => reader.number()],
-  ...["reader", "start", "reason"].map((name) => [name, (reader) => reader.text()]),
+  ...["reader", "start", "reason", "token"].map((name) => [name, (reader) => reader.text()]),
   ...["instance", "window", "ahead", "grant", "asked", "code"].map((name) => [name, natural]),
-  ...["epoch", "offset", "ordinal", "time"].map((name) => [name, natural]),
+  ...["epoch", "offset", "ordinal", "time", "valid_ms"].map((name) => [name, natural]),
   ["exact", (reader) => reader.boolean()],
   ["records", (reader) => reader.bytes()],
 ]);
@@ -2161,6 +2353,24 @@ export function checkOptions({ WebSocket = globalThis.WebSocket, ...options }, d
     );
   }
   return { ...defaults, ...Object.fromEntries(given), WebSocket };
+}
+
+/** Refuse a token that nobody could take, or that others could read on its way. */
+export function checkCredentials(target, { token, ticket, insecureToken }) {
+  mustBe("boolean", insecureToken, "insecureToken");
+  for (const [what, given] of Object.entries({ token, ticket })) {
+    if (given === undefined || typeof given === "function") continue;
+    const fault = faultOf(given);
+    if (fault !== "") throw new ConfigError(`the ${what} is ${fault}`);
+  }
+  if (token === undefined && ticket === undefined) return;
+  const { protocol, hostname } = new URL(target);
+  const isLocal = /^(localhost|.*\.localhost|127\.\d+\.\d+\.\d+|\[::1\])$/.test(hostname);
+  if (protocol === "wss:" || isLocal || insecureToken) return;
+  throw new ConfigError(
+    `the token is not sent to ${hostname} without TLS, because others could read it: use wss://, or ` +
+      "allow it with insecureToken: true",
+  );
 }
 
 /** The serial that a subscription asks for; null asks for nothing older than now. */

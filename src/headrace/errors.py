@@ -13,6 +13,10 @@ class ListenError(HeadraceError):
     """The server cannot listen on an address: free the address, or choose another."""
 
 
+class BadKeyError(HeadraceError, ValueError):
+    """A file of keys for JWTs cannot be used: the message says why."""
+
+
 class BadGrantError(HeadraceError, ValueError):
     """A grant is not `operation:pattern`: correct it. Nothing was granted."""
 

@@ -26,6 +26,9 @@ present prefixes make 256 bytes.
 READER_BYTES_MAX = 255
 """Maximum length of the name of a reader with cursors, in bytes of UTF-8."""
 
+TOKEN_BYTES_MAX = 8192
+"""Maximum length of an access token. A JWT with a few dozen grants has about 2 KiB."""
+
 JUMP = 1 << 32
 """Jump of a topic's offsets and ordinals after a loss of records that clients may have seen."""
 

@@ -12,7 +12,7 @@ import sys
 from typing import Any, Protocol
 
 # Names with an alias are for other modules, which do not import picows.
-from picows import WSAutoPingStrategy
+from picows import WSAutoPingStrategy, WSUpgradeResponse, WSUpgradeResponseWithListener
 from picows import WSCloseCode as WSCloseCode
 from picows import WSError as WSError
 from picows import WSFrame as WSFrame
@@ -77,14 +77,24 @@ def check_can_serve() -> None:
 
 
 def serve(
-    listener: ServerListener, transport: asyncio.Transport, data: bytes, *, frame_bytes_max: int
+    listener: ServerListener,
+    transport: asyncio.Transport,
+    data: bytes,
+    *,
+    frame_bytes_max: int,
+    subprotocol: str = "",
 ) -> None:
-    """Hand a transport over to picows. `data` is the handshake, and perhaps the first frames."""
+    """Hand a transport over to picows. `data` is the handshake, and perhaps the first frames.
+
+    `subprotocol`: the one that the answer to the handshake names; empty: none.
+    """
+    headers = {"Sec-WebSocket-Protocol": subprotocol} if subprotocol else {}
+    response = WSUpgradeResponse.create_101_response(headers)
     protocol = _Protocol(
         host_port=None,  # only clients have a host and a path
         ws_path=None,
         is_client_side=False,
-        ws_listener_factory=lambda _: listener,
+        ws_listener_factory=lambda _: WSUpgradeResponseWithListener(response, listener),
         logger=_Silent(logger, None),
         disconnect_on_exception=True,
         websocket_handshake_timeout=None,  # the handshake has arrived

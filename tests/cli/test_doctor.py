@@ -78,6 +78,23 @@ def test_a_directory_that_everyone_may_enter_is_warned_of(tmp_path):
     assert f"chmod o-rwx {tmp_path}" in found.text
 
 
+def test_a_file_of_keys_that_is_wrong_is_a_problem(tmp_path):
+    file = tmp_path / "keys.json"
+    file.write_text('{"keys": []}')
+    found = findings_of(tmp_path, **{"access.jwt.key_file": str(file)})["access.jwt.key_file"]
+    assert found == (
+        Level.PROBLEM,
+        "access.jwt.key_file",
+        f"{file}: there is no key for signatures",
+    )
+    file.write_text(
+        '{"keys": [{"kty": "oct", "k": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY"}]}'
+    )
+    found = findings_of(tmp_path, **{"access.jwt.key_file": str(file)})["access.jwt.key_file"]
+    assert found.level is Level.OK
+    assert "access.jwt.key_file" not in findings_of(tmp_path)
+
+
 def test_an_address_in_use_is_warned_of(tmp_path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -15,7 +15,7 @@ from tests.js.support import CLIENT, NODE_FLAGS, node
 from tests.tools import node_tool
 
 UNIT_TIMEOUT_S = 240
-UNIT_TESTS = ["codec", "session", "readers", "client", "channel_session", "channel"]
+UNIT_TESTS = ["codec", "session", "readers", "client", "channel_session", "channel", "tokens"]
 
 
 @pytest.fixture

@@ -345,3 +345,38 @@ def test_publishers_are_held_back_while_the_disk_is_full_and_go_on_afterwards(fa
     assert store.store.held_back == ""
     assert store.store.pending_bytes == 0
     assert len(store.payloads("topic")) == 60
+
+
+@pytest.mark.parametrize("error", [errno.EMFILE, errno.ENOENT])
+def test_a_journal_file_that_cannot_be_opened_is_opened_later(failing, monkeypatch, caplog, error):
+    """It stays free, its commit waits, and operators are told once."""
+    store = failing.store
+
+    def fail(path: Path, **_: object) -> int:
+        raise OSError(error, "injected", str(path))
+
+    free = list(store.store._ring.free)
+    with monkeypatch.context() as patched:
+        patched.setattr(failing.disk, "open", fail)
+        done = []
+        topic = store.store.topic("topic")
+        for number in range(3):
+            record = pack_record(b"%d" % number)
+            store.store.append({topic: [record]}, lambda number=number: done.append(number))
+            store.runner.run()
+            store.store.tick(0.0)
+            store.runner.run()
+        assert done == []
+        assert "cannot be opened" in store.store.held_back
+        assert "injected" in store.store.held_back
+        assert list(store.store._ring.free) == free
+        assert sum("cannot be opened" in line for line in caplog.messages) == 1
+    store.store.tick(0.0)
+    store.runner.run()
+    assert done == [0, 1, 2]
+    assert store.store.held_back == ""
+    assert store.payloads("topic") == [b"0", b"1", b"2"]
+    assert "the journal is open again: publishes are accepted" in caplog.messages
+    store.append("topic", b"3")
+    store.settle()
+    assert store.store.held_back == ""

@@ -73,10 +73,10 @@ def notebook(shared_spark: SparkSession) -> Iterator[SparkSession]:
 
 def test_a_query_has_tag_and_description_of_its_job_and_the_session_keeps_its_own(notebook):
     before = jobs_of(notebook).keys()
-    SparkRunner("headrace export", "local[2]").run([3, 1, 2], double)
+    SparkRunner("headrace export", "", notebook).run([3, 1, 2], double)
     with pytest.raises(JobError):
-        SparkRunner("headrace export", "local[2]").run([7], partial(double))
-    SparkRunner("headrace dedupe", "local[2]").exchange(["to be"], words, STEPS)
+        SparkRunner("headrace export", "", notebook).run([7], partial(double))
+    SparkRunner("headrace dedupe", "", notebook).exchange(["to be"], words, STEPS)
     assert notebook.getTags() == {"of-the-notebook"}
     assert notebook.range(3).count() == 3
 

@@ -1,8 +1,10 @@
 """Every job in a session that the caller gives: its queries run there, and the session goes on."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
 from deltalake import DeltaTable
 
 from headrace import pipeline
@@ -11,8 +13,17 @@ from tests.pipeline.test_tasks import jobs_of
 from tests.spark.support import publish
 
 
+@pytest.fixture
+def mine(shared_spark: Any) -> Iterator[Any]:
+    """Session with a tag, which is not the shared one."""
+    made = shared_spark.newSession()
+    made.addTag("mine")
+    yield made
+    shared_spark.createDataFrame([[1]], "one int")  # makes it the active session for other tests
+
+
 def test_every_job_uses_the_session_that_it_is_given_and_never_stops_it(
-    own_server, shared_spark, tmp_path
+    own_server, shared_spark, mine, tmp_path
 ):
     publish(own_server.figg_url, "orders", [b"1", b"2", b"2"])
     url, lake, states = own_server.http_url, tmp_path / "lake", tmp_path / "states"
@@ -35,8 +46,6 @@ def test_every_job_uses_the_session_that_it_is_given_and_never_stops_it(
     }
     assert set(jobs) == {name for name in pipeline.__all__ if name.islower()}
     before = jobs_of(shared_spark).keys()
-    mine = shared_spark.newSession()
-    mine.addTag("mine")
     for name, (arguments, given) in jobs.items():
         getattr(pipeline, name)(*arguments, **given, spark=mine)
         assert mine.range(3).count() == shared_spark.range(3).count() == 3, name

@@ -16,6 +16,30 @@ YEAR_MS = 365 * DAY_MS
 START_MS = 1_700_000_000_000
 
 
+def test_a_process_that_is_interrupted_between_two_clocks_reads_them_again():
+    """The time of a busy server went ahead of the wall clock for a moment."""
+    machine = Machine()
+    interruptions = [0, 700, 0, 0]
+
+    def wall_ms() -> int:
+        machine.boot_ms += (by_ms := interruptions.pop(0))
+        machine.wall_ms += by_ms
+        return machine.wall_ms
+
+    clock = SteadyClock(
+        ClockSettings(),
+        wall_ms=wall_ms,
+        boot_ms=lambda: machine.boot_ms,
+        is_synchronised=lambda: False,
+        boot_id="first",
+        saved=None,
+        newest_ms=0,
+    )
+    clock.tick()
+    assert clock.now_ms() == machine.wall_ms
+    assert interruptions == []
+
+
 class Machine:
     """A machine whose wall clock a test sets. `server` is the clock of the server on that machine."""
 

@@ -331,3 +331,10 @@ def test_a_token_is_never_shown():
 def test_a_password_in_an_address_is_refused_and_not_shown():
     error = refused(parse_source, {"url": "http://me:hush@host", "subscribe": "a"}, False)
     assert "hush" not in error
+
+
+def test_an_authority_is_for_servers_with_tls() -> None:
+    place = parse_place("https://host:8121", "", "/etc/ca.pem")
+    assert place.tls.ca == "/etc/ca.pem"
+    with pytest.raises(OptionError, match="ca is for servers with TLS: write https://"):
+        parse_place("http://host:8121", "", "/etc/ca.pem")

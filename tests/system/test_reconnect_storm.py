@@ -57,7 +57,7 @@ class Client:
             request = figg.attach(b"storm", 0)
         else:
             key = base64.b64encode(os.urandom(16)).decode()
-            request = HANDSHAKE.format("headrace", key).encode()
+            request = HANDSHAKE.format("localhost", key).encode()
             request += masked_frame(wombat.attach("storm", "0"))
         self.socket.sendall(request)
         self._seen = b""

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ import pytest
 
 import headrace
 from headrace import channels
+from headrace.reader.http_client import HttpClient, ServerError
+from headrace.reader.view import parse_place
 from headrace.testing import ServerProcess, wait_until
 from tests.certificates import Authority, Certificate
 from tests.client.refusals import refused
@@ -167,6 +170,19 @@ def test_commands_take_the_authority_from_a_flag_or_the_environment(
     assert (done.returncode, done.stdout) == (0, "foo\n"), done.stderr
 
 
+def test_readers_and_tasks_of_spark_take_the_authority_too(
+    tls_server: ServerProcess, authority: Authority
+) -> None:
+    url = f"https://localhost:{tls_server.http[1]}"
+    with closing(HttpClient(parse_place(url, "", str(authority.own.certificate)))) as reader:
+        assert "topics" in reader.json("GET", "/v1/topics", {})
+    with (
+        closing(HttpClient(parse_place(url, ""), retry_s=0.0)) as stranger,
+        pytest.raises(ServerError, match="is from an unknown authority"),
+    ):
+        stranger.json("GET", "/v1/topics", {})
+
+
 @pytest.mark.parametrize("protocol", ["figg", "wombat"])
 def test_megabytes_pass_in_both_directions(
     tls_server: ServerProcess, trusted: ssl.SSLContext, name: str, protocol: str
@@ -247,6 +263,14 @@ def test_an_early_answer_arrives_although_the_client_keeps_sending(
 
 
 # Peers that make mistakes
+
+
+def test_metrics_say_when_the_certificate_expires(
+    tls_server: ServerProcess, trusted: ssl.SSLContext
+) -> None:
+    text = get(tls_server, "/metrics", trusted)[1].decode()
+    for listener in ("figg", "ws", "http"):
+        assert f'headrace_tls_certificate_expires_seconds{{listener="{listener}"}} ' in text
 
 
 def test_plain_peers_are_told_that_the_port_speaks_tls(

@@ -37,7 +37,7 @@ class Operation(StrEnum):
     ACT = "as"
     """Act as a user of Logux. The name is the user's: a node id up to its first colon."""
     ADMIN = "admin"
-    """Administer the server. It has no name, so its pattern is `*`."""
+    """Administer the server, and trace other clients. It has no name, so its pattern is `*`."""
 
 
 NAME_KINDS = {

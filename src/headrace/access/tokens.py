@@ -92,6 +92,11 @@ def make_token(secret: bytes) -> str:
     return TOKEN_PREFIX + base64.urlsafe_b64encode(secret).decode().rstrip("=")
 
 
+def is_jwt(token: str) -> bool:
+    """True if a token has the form of a JWT. Stored tokens never have two dots."""
+    return token.count(".") == 2
+
+
 def hash_of(token: str) -> str:
     return hashlib.sha256(token.encode("utf-8", "surrogatepass")).hexdigest()
 

@@ -124,8 +124,6 @@ class Broker:
         self._prepared: dict[tuple[Topic, int, Encode], list[Slice]] = {}
         self.states: Counter[tuple[str, SubscriptionState]] = Counter()
         """Number of open subscriptions, by protocol and state."""
-        self.deliveries = 0
-        """Number of commits handed to groups of live subscriptions."""
         self.channels: Callable[[Appended], None] = lambda one: None
         """Called with each commit of a channel's log."""
         store.listener = self
@@ -300,8 +298,9 @@ class Broker:
                         if _takes(encode, one):
                             self._prepared[one.topic, one.offset, encode] = _slices(one, encode)
 
-    def committed(self, appended: Sequence[Appended]) -> None:
+    def committed(self, appended: Sequence[Appended]) -> bool:
         prepared = self._prepared
+        delivered = False
         for one in appended:
             if one.topic.name.startswith(CHANNEL_PREFIX):
                 try:
@@ -323,7 +322,9 @@ class Broker:
                     self._pass(one, group)
                 else:
                     self._deliver(one, list(group), slices)
+                    delivered = True
         prepared.clear()
+        return delivered
 
     def _break(self, group: list[BrokerSubscription]) -> None:
         """Report to these sinks that encoding failed. Other subscriptions must not suffer from this."""
@@ -340,7 +341,6 @@ class Broker:
                 subscription.offset, subscription.ordinal = one.end, end_ordinal
 
     def _deliver(self, one: Appended, group: list[BrokerSubscription], slices: list[Slice]) -> None:
-        self.deliveries += 1
         for subscription in group:
             # A subscription that became live during this step has these records already.
             if (

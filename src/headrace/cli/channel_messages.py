@@ -54,7 +54,7 @@ class MemberFlags(NamedTuple):
         ),
     ]
     http: options.Http = None
-    token: options.Token = None
+    token: options.TokenFlags = options.NO_TOKEN_FLAGS
     tls: options.TlsFlags = options.TlsFlags()
     timeout_s: options.Timeout = 5.0
 

@@ -105,6 +105,12 @@ def _to_toml(loaded: Loaded) -> str:
     lines += ["", "# Tokens for clients, besides those of `headrace token`."]
     for token in loaded.config.access.token:
         lines += _table_lines("access.token", token)
+    lines += ["", "# Roles in JWTs, and the grants that they stand for."]
+    for role in loaded.config.access.jwt.role:
+        lines += _table_lines("access.jwt.role", role)
+    lines += ["", "# Grants of clients with a certificate of listen.tls.client_ca."]
+    for certificate in loaded.config.access.certificate:
+        lines += _table_lines("access.certificate", certificate)
     lines += ["", "# Limits of each connection, address and principal, and of single principals."]
     for peer in loaded.config.limits.peer:
         lines += _table_lines("limits.peer", peer)
@@ -127,6 +133,10 @@ def to_markdown() -> str:
         parts.append(_markdown_table(settings))
     parts.append(_MARKDOWN_TOKENS)
     parts.append(_markdown_table(TABLE_SETTINGS["access.token"].values()))
+    parts.append(_MARKDOWN_ROLES)
+    parts.append(_markdown_table(TABLE_SETTINGS["access.jwt.role"].values()))
+    parts.append(_MARKDOWN_CERTIFICATES)
+    parts.append(_markdown_table(TABLE_SETTINGS["access.certificate"].values()))
     parts.append(_MARKDOWN_PEERS)
     parts.append(_markdown_table(TABLE_SETTINGS["limits.peer"].values()))
     parts.append(_MARKDOWN_RULES)
@@ -161,7 +171,7 @@ with a mistake changes nothing. See [Operating](operating.md#change-settings).
 
 The other commands read `HEADRACE_URL` (the server's address, default `figg://127.0.0.1:8119`),
 `HEADRACE_HTTP` (the address of the HTTP API, default `127.0.0.1:8121`), `HEADRACE_WS` (the address for
-Logux, default `127.0.0.1:8120`) and `HEADRACE_TOKEN` (the token for HTTP and Logux). Headrace ignores the
+Logux, default `127.0.0.1:8120`) and `HEADRACE_TOKEN` (the token for the server). Headrace ignores the
 variables that Kubernetes sets for a service called `headrace`.
 """
 
@@ -170,6 +180,20 @@ _MARKDOWN_TOKENS = """\
 
 Tokens for the HTTP API (except `/healthz`) and for Logux. They can only be set in the file. Without any
 token, everyone who reaches the HTTP API may use it. [Operating](operating.md#access) shows how to make one.
+"""
+
+_MARKDOWN_ROLES = """\
+## [[access.jwt.role]]
+
+Roles of JSON Web Tokens, by the claim that `access.jwt.roles_claim` names, and the grants that each stands
+for. They can only be set in the file.
+"""
+
+_MARKDOWN_CERTIFICATES = """\
+## [[access.certificate]]
+
+Grants of clients with a certificate of `listen.tls.client_ca`. They can only be set in the file. A client
+is identified by its certificate until it shows a token. See [Operating](operating.md#tls).
 """
 
 _MARKDOWN_PEERS = """\

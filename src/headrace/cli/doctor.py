@@ -21,8 +21,10 @@ from headrace.cli.common import options
 from headrace.cli.common.output import print_json
 from headrace.config.settings import Config, Listen
 from headrace.config.values import Address
+from headrace.errors import ConfigError
 from headrace.log.disk import Disk
 from headrace.printing import counted, one_line, size
+from headrace.server.jwt import KEY_FILE, load_jwt
 
 FLUSHES = 40
 """Number of small synchronous writes whose durations are compared."""
@@ -104,6 +106,7 @@ def examine(config: Config) -> Iterator[Finding]:
             (f"listen.{name}", _address_check(config.listen, name))
             for name in ("figg", "ws", "http")
         ),
+        *([(KEY_FILE, lambda: _jwt_keys(config))] if config.access.jwt.key_file else []),
         ("Java", _java),
     ]
     for subject, check in checks:
@@ -119,6 +122,14 @@ def _existing(path: Path) -> Path:
     """Return the path, or the nearest directory above it that exists."""
     path = path.absolute()
     return next(one for one in (path, *path.parents) if one.exists())
+
+
+def _jwt_keys(config: Config) -> Finding:
+    try:
+        load_jwt(config.access.jwt)
+    except ConfigError as error:
+        return Finding(Level.PROBLEM, KEY_FILE, str(error).removeprefix(f"{KEY_FILE}: "))
+    return Finding(Level.OK, KEY_FILE, f"{config.access.jwt.key_file} holds keys for tokens")
 
 
 # The disk

@@ -65,9 +65,9 @@ def add(
         ),
     ] = None,
     ws: Ws = None,
-    token: options.Token = None,
     timeout_s: options.Timeout = 5.0,
     *,
+    token: options.TokenFlags,
     tls: options.TlsFlags,
 ) -> None:
     """Add events to a log of Logux.
@@ -84,15 +84,14 @@ def add(
 
     from headrace.client import connect
 
-    shown = options.http_api(None, token).token
     try:
         url = _url(ws, log)
         client = connect(
             url,
             store=None,
             host=host,
-            credentials=shown,
             connect_timeout_s=timeout_s,
+            **token.for_client(),
             **tls_options(url, tls.files),
         )
         uvloop.run(_add(client, log, given, timeout_s))

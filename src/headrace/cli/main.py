@@ -22,6 +22,7 @@ from headrace.cli import (
     subscribe,
     token,
     topics,
+    trace,
 )
 from headrace.cli.common.options import App, argument, option
 from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
@@ -49,6 +50,7 @@ app.add_typer(serve.clock_app, name="clock")
 app.add_typer(token.app, name="token")
 app.command("inspect")(inspect.inspect)
 app.command("delete")(topics.delete)
+app.command("trace")(trace.trace)
 app.command("verify")(inspect.verify)
 app.command("backup")(backup.backup)
 app.command("restore")(backup.restore)

@@ -230,6 +230,7 @@ def publish(
     url: options.Url = None,
     timeout_s: options.Timeout = 5.0,
     *,
+    token: options.TokenFlags,
     tls: options.TlsFlags,
 ) -> None:
     """Append records to a topic.
@@ -257,6 +258,7 @@ def publish(
             timeout_s,
             lambda client: publisher.publish_all(client, records),
             tls=tls.files,
+            token=token,
         )
     finally:
         publisher.summarise()

@@ -221,6 +221,7 @@ def print_records(
             connection.timeout_s,
             printer.print_all,
             tls=connection.tls.files,
+            token=connection.token,
             patient=True,
             lake=lake,
             lake_options=lake_options,

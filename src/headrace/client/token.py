@@ -5,14 +5,12 @@ each protocol sends it (its session), and when it is asked for (`link.py`).
 """
 
 import asyncio
-import ipaddress
 from collections.abc import Awaitable, Callable
 from inspect import isawaitable
-from typing import Any
 
 from headrace.errors import ConfigError
 from headrace.printing import described
-from headrace.wire.tokens import TOKEN_BYTES_MAX
+from headrace.tokens import exposure_of, fault_of
 
 Token = str | Callable[[], str | Awaitable[str]]
 """A token, or a function without arguments that returns one and may be asynchronous. The function is called
@@ -50,17 +48,6 @@ class TokenSource:
         return found
 
 
-def fault_of(token: object) -> str:
-    """Return why this cannot be a token, without showing it; empty if it can."""
-    if not isinstance(token, str):
-        return f"a token is str, not {type(token).__name__}"
-    if not 0 < len(token) <= TOKEN_BYTES_MAX:
-        return f"a token has 1 to {TOKEN_BYTES_MAX} characters, not {len(token)}"
-    if not (token.isascii() and token.isprintable() and " " not in token):
-        return "a token consists of printable ASCII characters without spaces"
-    return ""
-
-
 def check_token(token: object) -> None:
     """Raise ConfigError unless this is a token, a function for tokens, or None."""
     if token is None or callable(token):
@@ -74,23 +61,3 @@ def exposure(transport: asyncio.BaseTransport) -> str:
     if transport.get_extra_info("ssl_object") is not None:
         return ""
     return exposure_of(transport.get_extra_info("peername"))
-
-
-def exposure_of(peer: Any) -> str:
-    """Return why others could read a token that is sent to this peer without TLS; empty if they could not."""
-    host = peer[0] if isinstance(peer, tuple) and peer else ""
-    if _is_loopback(str(host)):
-        return ""
-    return (
-        f"the token is not sent to {host or 'this address'} without TLS, because others could read it: use "
-        "TLS, or allow it with insecure_token=True (on the command line, --insecure-token)"
-    )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    mapped = getattr(address, "ipv4_mapped", None)
-    return (mapped or address).is_loopback

@@ -20,15 +20,19 @@ from typing import Annotated, Any, NamedTuple, get_args
 import msgspec
 from msgspec import Meta
 
-from headrace.access.grants import configured
-from headrace.config.protocols import AccessToken
+from headrace.access.certificates import CertificateRule
+from headrace.access.grants import configured, parse_all
+from headrace.config.jwt import JwtRole
+from headrace.config.protocols import AccessToken, CertificateGrants
 from headrace.config.settings import BUILT_IN_RULES, Config, PeerLimits, PrefixRule
 from headrace.config.values import (
+    JWT_ALGORITHMS,
     NUMBER_MAX,
     UNITS_HELP,
     Address,
     Grants,
     HostNames,
+    JwtAlgorithms,
     KeyValues,
     ListenerNames,
     Origins,
@@ -94,6 +98,8 @@ class TableKind(NamedTuple):
 TABLES = {
     "topics": TableKind(PrefixRule, "rules"),
     "access.token": TableKind(AccessToken, "tokens"),
+    "access.jwt.role": TableKind(JwtRole, "tables"),
+    "access.certificate": TableKind(CertificateGrants, "rules"),
     "limits.peer": TableKind(PeerLimits, "tables"),
 }
 
@@ -132,8 +138,11 @@ def load(
     _check_listeners(config, origins)
     for rule in config.topics:
         _check_rule(rule, origins["topics"])
+    for role in config.access.jwt.role:
+        _check_role(role, origins["access.jwt.role"])
     for token in config.access.token:
         _check_grants(token, origins["access.token"])
+    _check_certificates(config, origins["access.certificate"])
     return Loaded(config, origins)
 
 
@@ -204,6 +213,7 @@ _ALLOWED: dict[Any, str] = {
     HostNames: "a list of host names such as log.example.com; in flags and variables with commas",
     Grants: "a list of grants such as subscribe:news/*; in flags and variables with spaces between them",
     ReaderNames: "a list of readers' names such as group:orders; in flags and variables with commas",
+    JwtAlgorithms: f"a list of algorithms ({', '.join(JWT_ALGORITHMS)}); in flags and variables with commas",
     ListenerNames: "a list of `figg`, `ws` and `http`; in flags and variables with commas",
     KeyValues: "a table of texts; in flags and variables KEY=VALUE, with commas between them, or JSON",
     Path: "a path",
@@ -335,7 +345,15 @@ def _convert(setting: Setting, value: object, origin: str, *, text: bool = False
     converted: object
     quantity = Quantity.parse(value) if setting.unit in UNITS_HELP else None
     try:
-        if base in (Origins, HostNames, Grants, ReaderNames, ListenerNames, KeyValues):
+        if base in (
+            Origins,
+            HostNames,
+            Grants,
+            ReaderNames,
+            ListenerNames,
+            JwtAlgorithms,
+            KeyValues,
+        ):
             converted = base.parse(value)
         elif base in (Address, Path):
             converted = _convert_text(base, value)
@@ -371,8 +389,10 @@ def _convert_text(kind: type, value: object) -> object:
 
 def _take(table: dict[str, Any], key: str) -> object:
     """Remove a list of tables from the file's content and return it. Its section stays in the content."""
-    section, _, name = key.rpartition(".")
-    inside = table.get(section, {}) if section else table
+    *sections, name = key.split(".")
+    inside: Any = table
+    for section in sections:
+        inside = inside.get(section, {}) if isinstance(inside, dict) else None
     return inside.pop(name, []) if isinstance(inside, dict) else []
 
 
@@ -427,11 +447,32 @@ def _check_rule(rule: PrefixRule, origin: str) -> None:
                 )
 
 
+def _check_role(role: JwtRole, origin: str) -> None:
+    try:
+        parse_all(role.grants)
+    except BadGrantError as error:
+        raise ConfigError(f"the role {quoted(role.name)}: {error} ({origin})") from None
+
+
 def _check_grants(token: AccessToken, origin: str) -> None:
     try:
         configured(token.grants, token.user)
     except BadGrantError as error:
         raise ConfigError(f"the token {quoted(token.name)}: {error} ({origin})") from None
+
+
+def _check_certificates(config: Config, origin: str) -> None:
+    rules = config.access.certificate
+    if rules and not config.listen.tls.client_ca:
+        raise ConfigError(
+            f"[[access.certificate]] ({origin}) needs listen.tls.client_ca: otherwise no client is asked "
+            "for a certificate"
+        )
+    for rule in rules:
+        try:
+            CertificateRule.parse(rule.match, rule.grants)
+        except BadGrantError as error:
+            raise ConfigError(f"[[access.certificate]]: {error} ({origin})") from None
 
 
 def _check_listeners(config: Config, origins: Mapping[str, str]) -> None:

@@ -3,6 +3,7 @@
 from dataclasses import MISSING, dataclass
 from enum import StrEnum
 
+from headrace.config.jwt import JwtSettings
 from headrace.config.values import NUMBER_MAX, Grants, count, seconds, setting
 
 
@@ -41,17 +42,40 @@ class AccessToken:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CertificateGrants:
+    """Grants for the holders of some client certificates."""
+
+    match: str = setting(
+        MISSING,
+        "What the certificate must state: a kind, a colon and a pattern, in which `*` matches any "
+        "characters. The kinds are `CN`, `O` and `OU` of the subject, and `DNS`, `URI`, `IP` and `EMAIL` of "
+        "the alternative names.",
+        allowed="KIND:PATTERN such as CN:billing",
+        reloads=True,
+    )
+    grants: tuple[str, ...] = setting(
+        MISSING,
+        "Grants such as `publish:orders/*`. Those of all rules that match count.",
+        reloads=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class Access:
     token: tuple[AccessToken, ...] = setting(
         (),
         "Tokens, in addition to those of `headrace token`. With any of them, peers without a token have only "
         "the grants of `access.anonymous`.",
     )
+    certificate: tuple[CertificateGrants, ...] = setting(
+        (), "Grants of clients with a certificate of `listen.tls.client_ca`."
+    )
     anonymous: Grants = setting(
         Grants(),
         "Grants of peers without credentials. With any of them, the server has access control.",
         reloads=True,
     )
+    jwt: JwtSettings = setting(JwtSettings(), "JSON Web Tokens of an issuer.", reloads=True)
 
 
 HOOK = r"^(?:[A-Za-z_][\w.]*:[A-Za-z_]\w*)?\Z"

@@ -328,6 +328,29 @@ class ListenerNames(tuple[str, ...]):
         return ",".join(self)
 
 
+JWT_ALGORITHMS = (
+    *("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"),
+    *("ES256", "ES384", "ES512", "EdDSA", "HS256", "HS384", "HS512"),
+)
+
+
+class JwtAlgorithms(tuple[str, ...]):
+    """Algorithms that sign JSON Web Tokens, by their names there."""
+
+    __slots__ = ()
+
+    @classmethod
+    def parse(cls, value: object) -> Self:
+        """Parse a list, or a text with commas. Raises ValueError."""
+        names = [] if value == "" else [name.strip() for name in _texts(value)]
+        if not set(names) <= set(JWT_ALGORITHMS):
+            raise ValueError("not an algorithm")
+        return cls(dict.fromkeys(names))
+
+    def __str__(self) -> str:
+        return ",".join(self)
+
+
 class KeyValues(tuple[str, ...]):
     """Options of a library, each as `KEY=VALUE`."""
 

@@ -8,7 +8,7 @@ segments now hold. Reads take records from the tail if they are there, and from 
 
     gathering ──begin──▶ encoded ──file has room──▶ being written ──▶ committed ──▶ applied
                             │                             └─ disk full: held back, the same bytes again
-                            └─ no free file: held back until the applier frees one
+                            └─ no free file, or it cannot be opened: held back until one can be
 
 Elsewhere: waiting commits, their entries, and tables of topics, cursors, notes and producers (`log/commit/`),
 reads (`log/read/`), batches (`log/batch/`), applying (`log/apply/`), and the start of a store
@@ -41,7 +41,7 @@ from headrace.log.store import (
     CURSORS_SET_MAX,
     BatchPart,
     Clocks,
-    CommitTimes,
+    CommitFacts,
     Cursor,
     Listener,
     Note,
@@ -121,7 +121,7 @@ class EmbeddedStore(ReadSide):
         self.count_topics = counts.of
         self.last_sequence = self._synced = self._applied = next_sequence - 1
         self._gathering = Gathering(commit_bytes_max, clocks.elapsed_s)
-        self.on_commit: Callable[[CommitTimes], None] = lambda times: None
+        self.on_commit: Callable[[CommitFacts], None] = lambda facts: None
         """Called once per commit, after its waiters and the listener."""
         self.on_flush: Callable[[float], None] = lambda seconds: None
         """Called with the duration of a flush that belongs to no commit."""
@@ -134,6 +134,8 @@ class EmbeddedStore(ReadSide):
         self._begin_soon = False
         self._applying: dict[Path, int] = {}
         self._trouble = ""
+        self._unopened = ""
+        """The reason why the next journal file cannot be opened; empty unless that was tried."""
         self._failure = ""
         self._idle_waiters: list[Callable[[], None]] = []
         # This is far above any number that an earlier process can have reached.
@@ -176,6 +178,8 @@ class EmbeddedStore(ReadSide):
         if self.is_full:
             return DISK_FULL
         if self._encoded is not None:
+            if self._unopened:
+                return self._unopened
             return self._trouble or "the journal is full until the applier has caught up"
         return ""
 
@@ -308,9 +312,28 @@ class EmbeddedStore(ReadSide):
             self._close_file()
             self._encoder.repeat_names_in(encoded)
         self._encoded = encoded
-        if ring.current or ring.open_next(self.last_sequence + 1, self._applied):
+        if ring.current or self._open_next():
             self._encoded = None
             self._write(encoded)
+
+    def _open_next(self) -> bool:
+        """Open the next journal file. Return False if none is free, or if opening it fails."""
+        try:
+            is_open = self._ring.open_next(self.last_sequence + 1, self._applied)
+        except OSError as error:
+            # Nothing is written yet, so a later attempt loses nothing. The usual reason is that connections
+            # have all the descriptors of the process.
+            reason = (
+                f"the journal cannot be opened: {error}; publishes are held back until it can be"
+            )
+            if reason != self._unopened:
+                logger.warning("%s", reason)
+            self._unopened = reason
+            return False
+        if self._unopened and is_open:
+            self._unopened = ""
+            logger.warning("the journal is open again: publishes are accepted")
+        return is_open
 
     def _close_file(self) -> None:
         self._encoder.begin_file()
@@ -382,24 +405,25 @@ class EmbeddedStore(ReadSide):
         self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
         self._begin_later()
         write_s = self._clocks.elapsed_s() - begun_s
-        records = self._show(encoded, self.last_sequence)
-        commit = encoded.commit
-        self.on_commit(CommitTimes(commit.asked_s, write_s, flush_s, records, commit.size))
+        self._show(encoded, self.last_sequence, encoded.commit.size, write_s, flush_s)
 
     def _commit_memory(self) -> None:
         """Commit to `memory` topics, without the journal: records show at once, old ones may be dropped."""
         for commit in self._gathering.take_memory():
             encoded = self._encoder.encode(commit, self._clocks.now_ms(), 0)
             self.listener.prepare(encoded.appended)
-            records = self._show(encoded, 0)
             size = sum(one.end - one.offset for one in encoded.appended)
-            self.on_commit(CommitTimes(commit.asked_s, None, None, records, size))
+            self._show(encoded, 0, size)
 
-    def _show(self, encoded: Encoded, sequence: int) -> int:
-        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener.
-
-        Returns the number of records in the commit.
-        """
+    def _show(
+        self,
+        encoded: Encoded,
+        sequence: int,
+        size: int,
+        write_s: float | None = None,
+        flush_s: float | None = None,
+    ) -> None:
+        """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
         total = 0
         has_quotas = bool(self.quotas.meters)
@@ -445,9 +469,9 @@ class EmbeddedStore(ReadSide):
             except Exception:
                 # The commit is durable: an error in one callback must not keep the others from being called.
                 logger.exception("internal error while the answer to a request was sent")
-        if encoded.appended:
-            self.listener.committed(encoded.appended)
-        return total
+        delivered = bool(encoded.appended) and self.listener.committed(encoded.appended)
+        now_s = self._clocks.elapsed_s()
+        self.on_commit((commit.asked_s, now_s, write_s, flush_s, total, size, delivered))
 
     def _bound_memory(self, topic: Topic) -> None:
         limit = self._config.limits.memory_topic_bytes_max
@@ -484,13 +508,15 @@ class EmbeddedStore(ReadSide):
         self.quotas.set(quotas, self._handles.kept)
 
     def tick(self, now_s: float) -> None:
-        """Hand an old file to the applier, and retry a commit without room. Called several times a second."""
+        """Hand an old file to the applier, and retry a commit that waits. Called several times a second."""
         ring = self._ring
         self.staging.tick(now_s)
         self.batches.tick()
         self.write_again()
         if self._writing or self._failure:
             return
+        if self._unopened:
+            self._begin_later()
         # While the applier is busy, the file keeps filling: the more records per file, the less each costs.
         old = ring.used and now_s - ring.opened_s >= self._config.journal.rotate_s
         if old and ring.free and not self._applying and self._encoded is None:

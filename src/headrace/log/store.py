@@ -63,17 +63,16 @@ class Clocks(NamedTuple):
     """The system's time, which gives files their times."""
 
 
-class CommitTimes(NamedTuple):
-    """Durations and size of one commit."""
+CommitFacts = tuple[float, float, float | None, float | None, int, int, bool]
+"""Facts about one commit. A plain tuple: there may be thousands of them a second.
 
-    asked_s: float
-    """Time when the store took the oldest request of the commit, by the store's monotonic clock."""
-    write_s: float | None
-    """Seconds until the commit was in the journal; None for a commit that is never written."""
-    flush_s: float | None
-    """Seconds for which the disk wrote and flushed; None if the commit waited for no flush."""
-    records: int
-    bytes: int
+- the time when the store took the oldest request, by the store's monotonic clock
+- the time when the commit was shown and its waiters and the listener had been called
+- the seconds until it was in the journal, None if it is never written
+- the part of them for which the disk wrote and flushed, None without a flush
+- the number of records, and of bytes
+- True if live subscriptions got records
+"""
 
 
 class ColdError(HeadraceError):
@@ -269,8 +268,8 @@ class Listener(Protocol):
     def prepare(self, appended: Sequence[Appended]) -> None:
         """Called while these are being written, for work that need not wait for the commit."""
 
-    def committed(self, appended: Sequence[Appended]) -> None:
-        """Called when these are durable and may be shown."""
+    def committed(self, appended: Sequence[Appended]) -> bool:
+        """Called when these are durable and may be shown. Returns True if live subscriptions got records."""
 
     def failed(self, reason: str) -> None:
         """Called when the store has failed and accepts no more requests."""

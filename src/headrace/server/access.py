@@ -18,8 +18,15 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+from weakref import WeakSet, WeakValueDictionary
 
 from headrace.access import tokens
+from headrace.access.certificates import (
+    CertificateRule,
+    PeerCertificate,
+    grants_of,
+    principal_of,
+)
 from headrace.access.grants import Grant, Pattern, configured, parse_all
 from headrace.access.guesses import Guesses
 from headrace.access.operations import Member, Name, Operation
@@ -32,7 +39,9 @@ from headrace.errors import ConfigError, DamagedTokensError, ListenError
 from headrace.log import shared_file
 from headrace.log.store import Runner
 from headrace.printing import quoted
+from headrace.server.jwt import load_jwt
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.tickets import Tickets
 
 logger = logging.getLogger(__name__)
 
@@ -51,6 +60,7 @@ CHANGED = "the credentials were revoked or changed"
 
 _UNKNOWN = "the token is not known here"
 _REVOKED = "the token was revoked"
+_NO_TICKET = "the ticket is not known, was used before, or is too old: get a new one"
 _TOO_MANY = "wrong credentials come too fast: wait, and correct them"
 
 End = Callable[[str], None]
@@ -75,6 +85,13 @@ class Access:
         self._metrics = metrics
         self._key = secrets.token_bytes(32)
         self._settings = config.access
+        self._asks_for_certificates = bool(config.listen.tls.client_ca)
+        self._certificate_rules: list[CertificateRule] = []
+        self._by_certificate: WeakValueDictionary[PeerCertificate, Principal] = (
+            WeakValueDictionary()
+        )
+        self._certified: WeakSet[Principal] = WeakSet()
+        """Principals of certificates whose grants are still the same."""
         self._insecure_open = config.listen.insecure_open
         self._hosts = config.listen.hosts
         self._stored: Tokens = ()
@@ -84,12 +101,17 @@ class Access:
         self.is_on = False
         self.anonymous: Principal = OPEN
         """Principal of peers without credentials."""
+        self._jwt = load_jwt(config.access.jwt)
+        """Check of JWTs; None without the keys of an issuer."""
+        self._tickets = Tickets()
         self._index = TokenIndex((), self._key)
         self._current: dict[Principal, None] = {}
         """Principals of tokens that are valid, except for their time."""
         self._holders: dict[Principal, dict[End, None]] = {}
         """Connections and requests in progress, by their principal."""
         self._guesses = Guesses()
+        self.on_change: Callable[[str, str], None] = lambda action, token: None
+        """Called with the action (`token.create`, …) and the token's name when the stored tokens change."""
         self._looking = False
         self._looked_s = 0.0
         self._take(_read(file))
@@ -104,17 +126,52 @@ class Access:
         if not self.is_on:
             return OPEN
         known = self._index.find(token)
-        if (
-            known is not None
-            and not known.is_revoked
-            and not known.principal.is_expired(self._now_ms())
-        ):
-            return known.principal
+        if known is None:
+            found = self._by_jwt(token)
+            if isinstance(found, Principal):
+                return found
+            return self._wrong(found, address, now_s, protocol)
+        if known.is_revoked or known.principal.is_expired(self._now_ms()):
+            self._metrics.count_credentials(protocol)  # this is no guess, so its answer never waits
+            return Refused(_REVOKED if known.is_revoked else EXPIRED)
+        return known.principal
+
+    def _by_jwt(self, token: str) -> Principal | str:
+        if self._jwt is None or not tokens.is_jwt(token):
+            return _UNKNOWN
+        return self._jwt(token, self._now_ms())
+
+    def issue_ticket(self, principal: Principal, now_s: float) -> str | None:
+        """Return a ticket for the principal's next WebSocket; None if there are too many."""
+        return self._tickets.issue(principal, now_s)
+
+    def redeem(self, ticket: str, address: str, now_s: float, protocol: str) -> Principal | Refused:
+        """Return the principal of a ticket, which is used up then."""
+        if not self.is_on:
+            return OPEN
+        found = self._tickets.redeem(ticket, now_s)
+        if found is None or found is OPEN or not self._is_valid(found):
+            return self._wrong(_NO_TICKET, address, now_s, protocol)
+        return found
+
+    def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
         self._metrics.count_credentials(protocol)
-        if known is not None:
-            return Refused(_REVOKED if known.is_revoked else EXPIRED)  # this is no guess
         delay_s = self._guesses.wrong(address, now_s)
-        return Refused(_TOO_MANY if delay_s is None else _UNKNOWN, delay_s or 0.0)
+        return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
+
+    def certified(self, certificate: PeerCertificate | None) -> Principal:
+        """Return the principal of a peer that has shown no token, but perhaps a certificate."""
+        if certificate is None or not self.is_on:
+            return self.anonymous
+        grants = grants_of(certificate, self._certificate_rules)
+        if not grants:
+            return self.anonymous
+        principal = self._by_certificate.get(certificate)
+        if principal is None:
+            principal = principal_of(certificate, grants)
+            self._by_certificate[certificate] = principal
+            self._certified.add(principal)
+        return principal
 
     # What
 
@@ -147,6 +204,8 @@ class Access:
         """False if the principal's credentials were revoked or changed."""
         if principal.kind in (Kind.OPEN, Kind.ANONYMOUS):
             return principal is self.anonymous
+        if principal.kind is Kind.CERTIFICATE:
+            return principal in self._certified
         return principal.kind is not Kind.TOKEN or principal in self._current
 
     # For how long
@@ -201,6 +260,11 @@ class Access:
     def reload(self, config: Config) -> None:
         """Apply the settings in force, and read the stored tokens again."""
         self._settings, self._hosts = config.access, config.listen.hosts
+        try:
+            self._jwt = load_jwt(config.access.jwt)
+        except ConfigError as error:
+            logger.error("SIGHUP: the keys and rules of JWTs stay as they were: %s", error)
+        self._asks_for_certificates = bool(config.listen.tls.client_ca)
         self._take(_read(self._file))
         self._apply()
 
@@ -218,6 +282,7 @@ class Access:
                     found.damage,
                 )
         elif found.tokens is not None:
+            self._note_changes(found.tokens)
             self._stored = found.tokens
             self.is_on = True
         elif self._stamp is not None:
@@ -226,12 +291,28 @@ class Access:
                 "is started again",
                 self._file,
             )
+            self._note_changes(())
             self._stored = ()
         self._stamp = found.stamp
 
+    def _note_changes(self, stored: Tokens) -> None:
+        before = {one.sha256: one for one in self._stored}
+        after = {one.sha256: one for one in stored}
+        for one in stored:
+            old = before.get(one.sha256)
+            if old is None:
+                self.on_change("token.create", one.name)
+            elif one.revoked_ms is not None and old.revoked_ms is None:
+                self.on_change("token.revoke", one.name)
+            elif one != old:
+                self.on_change("token.change", one.name)
+        for digest, old in before.items():
+            if digest not in after:
+                self.on_change("token.remove", old.name)
+
     def _apply(self) -> None:
         settings = self._settings
-        self.is_on = self.is_on or _asks_for_control(settings)
+        self.is_on = self.is_on or self._asks_for_certificates or _asks_for_control(settings)
         before = {known.sha256: known for known in self._index}
         known = [
             KnownToken(
@@ -251,6 +332,12 @@ class Access:
         ]
         self._index = TokenIndex(kept, self._key)
         self._current = dict.fromkeys(self._index.principals)
+        rules = [CertificateRule.parse(one.match, one.grants) for one in settings.certificate]
+        self._certificate_rules = rules
+        for certificate, principal in list(self._by_certificate.items()):
+            if grants_of(certificate, rules) != principal.grants:
+                del self._by_certificate[certificate]
+                self._certified.discard(principal)
         grants = parse_all(settings.anonymous)
         if not self.is_on:
             self.anonymous = OPEN
@@ -336,7 +423,7 @@ def _read(file: Path) -> _Found:
 
 
 def _asks_for_control(settings: AccessSettings) -> bool:
-    return bool(settings.token or settings.anonymous)
+    return bool(settings.token or settings.anonymous or settings.jwt.key_file)
 
 
 # Functions of the application

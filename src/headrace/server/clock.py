@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 HOUR_MS = 3_600_000
 """Interval in which small steps may add up to `jump_s`."""
+READS_MAX = 5
+"""Attempts to read both clocks without being interrupted in between."""
 
 
 class SteadyClock:
@@ -71,7 +73,7 @@ class SteadyClock:
             # A record from the future must not make the others older.
             self._begin_gap(min(newest_ms, wall_ms()))
         else:
-            self._follow(wall_ms() - now_ms)
+            self._follow(self._seen_offset().offset_ms)
         self.tick()
         if self._jump is not None and self._jump.at_ms != now_ms:
             logger.warning("%s", self.trouble)  # the last server process saw it
@@ -92,8 +94,7 @@ class SteadyClock:
 
     def tick(self) -> None:
         """Compare the server's time with the wall clock: follow it, or note or confirm a jump."""
-        boot_ms = self._boot_ms()
-        wall_offset_ms = self._wall_ms() - boot_ms
+        wall_offset_ms, boot_ms = self._seen_offset()
         if self._gap is not None and boot_ms - self._gap.at_ms >= self._confirm_ms:
             self._gap = None
         if boot_ms - self._hour.at_ms >= HOUR_MS:
@@ -158,6 +159,23 @@ class SteadyClock:
             if ahead_ms < 0:
                 self.went_back()
         return ahead_ms
+
+    def _seen_offset(self) -> SeenOffset:
+        """Return the wall clock's offset from the boot clock.
+
+        On a busy machine the process may be interrupted between two reads of the clocks, for longer than a
+        second. Such an offset would be too large by that time, so the reads are repeated.
+        """
+        shortest_ms, seen = -1, SeenOffset(0, 0)
+        for _ in range(READS_MAX):
+            boot_ms = self._boot_ms()
+            wall_ms = self._wall_ms()
+            took_ms = self._boot_ms() - boot_ms
+            if shortest_ms < 0 or took_ms < shortest_ms:
+                shortest_ms, seen = took_ms, SeenOffset(wall_ms - boot_ms, boot_ms)
+            if took_ms <= 1:
+                break
+        return seen
 
     def _begin_gap(self, now_ms: int) -> None:
         """Continue the time of another boot of the machine."""

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import cast
+from urllib.parse import parse_qs
 
 import httptools
 
@@ -39,6 +40,11 @@ ORIGIN_MAX = 300
 """Longest origin, in characters, that a log line contains in full."""
 BODY_BYTES_MAX = 64 * 1024
 """Longest body that a request may announce, although no request here needs a body."""
+
+QUERY_FIELDS_MAX = 100
+"""Fields in the query of a URL. Only `ticket` counts."""
+TOKEN_SUBPROTOCOL = "headrace.token."
+"""Beginning of a subprotocol that holds a token in base64url: a page can set no header of a WebSocket."""
 
 _VERSION = "13"
 _BLANKS = " \t"
@@ -199,18 +205,46 @@ class Handshake(asyncio.Protocol):
         return connection
 
     def _principal(self) -> Principal:
-        """Return who the peer is by its `Authorization` header, without which a message may tell."""
-        access, shown = self._door.shared.access, self._headers.get("authorization")
-        if shown is None or not access.is_on:
+        """Return who the peer is by the credentials of its request. Without any, a message may tell."""
+        access, now_s = self._door.shared.access, self._door.shared.loop.time()
+        address = peer_name(self._transport).rpartition(":")[0]
+        tickets, given = self._tickets(), self._shown_tokens()
+        if not access.is_on or not (tickets or given):
             return access.anonymous
-        token, address = bearer(shown), peer_name(self._transport).rpartition(":")[0]
-        found = access.identify(token or "", address, self._door.shared.loop.time(), "http")
+        if len(tickets) + len(given) > 1:
+            raise _Answer(400, "show one token or ticket, and in one way")
+        if tickets:
+            found = access.redeem(tickets[0], address, now_s, "http")
+        else:
+            found = access.identify(given[0], address, now_s, "http")
         if isinstance(found, Principal):
             return found
         self._refused(found.reason)
         refusal = _Answer(401, found.reason, WWW_Authenticate="Bearer")
         refusal.delay_s = found.delay_s
         raise refusal
+
+    def _shown_tokens(self) -> list[str]:
+        """Return the tokens in the header `Authorization` and in subprotocols; "" for an unreadable one."""
+        shown = self._headers.get("authorization")
+        found = [] if shown is None else [bearer(shown) or ""]
+        return found + [
+            _token_in(name.removeprefix(TOKEN_SUBPROTOCOL))
+            for name in self._subprotocols()
+            if name.startswith(TOKEN_SUBPROTOCOL)
+        ]
+
+    def _tickets(self) -> list[str]:
+        query = self._url.partition(b"?")[2].decode("latin-1")
+        try:
+            fields = parse_qs(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX)
+        except ValueError:
+            raise _Answer(400, f"a query may have {QUERY_FIELDS_MAX} fields") from None
+        return fields.get("ticket", [])
+
+    def _subprotocols(self) -> list[str]:
+        listed = ",".join(self._headers.get("sec-websocket-protocol", [])).split(",")
+        return [name.strip(_BLANKS) for name in listed]
 
     def _refused(self, why: str) -> None:
         self._door.shared.refused(peer_name(self._transport), why)
@@ -243,7 +277,11 @@ class Handshake(asyncio.Protocol):
             f"Sec-WebSocket-Version: {_VERSION}\r\n"
             f"Sec-WebSocket-Key: {self._header('sec-websocket-key')}\r\n\r\n"
         )
-        upgrade(connection, self._transport, request.encode() + rest)
+        # A browser fails a handshake whose answer names none of the subprotocols that it has offered. The
+        # one that holds a token is never repeated.
+        own = connection.protocol
+        chosen = own if own in self._subprotocols() else ""
+        upgrade(connection, self._transport, request.encode() + rest, chosen)
 
     def _answer(self, refusal: RequestRefusedError) -> None:
         headers = {}
@@ -280,6 +318,15 @@ class Handshake(asyncio.Protocol):
             self._timer.cancel()
             self._timer = None
             self._door.ended()
+
+
+def _token_in(text: str) -> str:
+    """Return a token from its base64url, with or without padding; "" if it is none."""
+    try:
+        data = base64.b64decode(text.rstrip("=") + "=" * (-len(text.rstrip("=")) % 4), b"-_", True)
+        return data.decode()
+    except ValueError:
+        return ""
 
 
 def _is_key(text: str) -> bool:

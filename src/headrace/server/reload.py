@@ -14,6 +14,8 @@ from headrace.config.load import RULE_SETTINGS, SETTINGS, value_of, with_value
 from headrace.config.settings import Config, PrefixRule
 
 TOKENS = "access.token"
+ROLES = "access.jwt.role"
+CERTIFICATES = "access.certificate"
 PEERS = "limits.peer"
 RULES = "topics"
 
@@ -62,7 +64,13 @@ def merge(current: Config, wanted: Config) -> Reload:
     """Copy the settings that may change at runtime from `wanted` into `current`."""
     rules, waiting_rules = _merged_rules(current.topics, wanted.topics)
     values = {key: value_of(wanted, key) for key in SETTINGS if not key.startswith(_JOBS)}
-    values |= {TOKENS: wanted.access.token, PEERS: wanted.limits.peer, RULES: rules}
+    values |= {
+        TOKENS: wanted.access.token,
+        ROLES: wanted.access.jwt.role,
+        CERTIFICATES: wanted.access.certificate,
+        PEERS: wanted.limits.peer,
+        RULES: rules,
+    }
     different = [key for key, value in values.items() if value != value_of(current, key)]
     waiting = [key for key in different if key in SETTINGS and not SETTINGS[key].reloads]
     if bool(current.listen.tls.cert) is not bool(wanted.listen.tls.cert):

@@ -7,7 +7,6 @@ import logging
 import os
 import resource
 import signal
-import ssl
 import sys
 import time
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from headrace.broker.logux.event_ids import EventIds
 from headrace.broker.logux.log import BatchEvents
 from headrace.config.protocols import LastState
 from headrace.config.settings import Config, old_names
+from headrace.config.values import LISTENERS
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.apply.process import ApplierProcess
 from headrace.log.catalogue.catalogue import Catalogue
@@ -35,7 +35,7 @@ from headrace.log.layout import Layout
 from headrace.log.recovery.recovery import mark_clean, recover
 from headrace.log.retention import RetentionSweep
 from headrace.log.saved_time import DamagedTimeError, SavedTime, TimeFile, read_time
-from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks, CommitTimes
+from headrace.log.store import STAGED_FILE_BYTES_MAX, Clocks
 from headrace.model import CHANNEL_PREFIX, LOGUX_PREFIX
 from headrace.payload import UPLOAD_CHECKS
 from headrace.payload.reducers import reducer
@@ -44,6 +44,7 @@ from headrace.printing import described
 from headrace.server import diagnostics
 from headrace.server import listeners as notify
 from headrace.server.access import Access, load_hook
+from headrace.server.audit import OPERATOR, Audit
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.channel.snapshots import make_postgres
 from headrace.server.clock import SteadyClock, is_synchronised
@@ -62,9 +63,11 @@ from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.admission import Admission
 from headrace.server.peers.connections import Connections
 from headrace.server.reload import Hangup, LoadConfig, merge
-from headrace.server.tls import context as tls_context
+from headrace.server.tls.context import ServerTls
+from headrace.server.tls.context import load as load_tls
 from headrace.server.tls.transport import MakeProtocol, TlsGate
 from headrace.server.topic_connection import FiggConnection, WombatConnection
+from headrace.server.trace.tracing import Tracing
 from headrace.server.websocket import HeardConnections, WebSocketConnection
 from headrace.wire import channel
 from headrace.wire.logux import messages as logux
@@ -122,8 +125,6 @@ class Server:
         self.stopped: asyncio.Future[int] = self._loop.create_future()
         """Resolved with the exit code when the server has to stop."""
         self._metrics = Metrics()
-        self._deliveries = 0
-        """Number of the broker's deliveries at the last commit."""
         self._failure = ""
         self._listeners: list[Admission] = []
         self._manager = notify.ServiceManager(os.environ)
@@ -137,7 +138,7 @@ class Server:
         self._lock = layout.lock(disk)
         started_s = time.monotonic()
         self._access = Access(config, layout.tokens, lambda: self._clock.now_ms(), self._metrics)
-        tls = self._load_tls(config)
+        tls = self._tls = self._load_tls(config)
         # Open the listeners first: a port that is in use must not cost a recovery.
         sockets = open_listeners(config.listen, os.environ)
         self._access.check_listeners({name: address_of(sock) for name, sock in sockets.items()})
@@ -189,13 +190,18 @@ class Server:
             upload_checks=UPLOAD_CHECKS,
             wait_for_disk=False,
         )
-        self._store.on_commit = self._committed
+        self._store.on_commit = self._metrics.committed
         self._store.on_flush = self._metrics.flushed
         self._prepare_journal()
         self._broker = Broker(self._store, self._runner, self._fail)
         health = self._health = Health(self._store, clock, self._access)
         connections = self._connections = Connections(
             self._broker, config.limits, self._metrics, health, self._access
+        )
+        self._tracing = Tracing(
+            partial(setattr, connections, "trace"),
+            clock.now_ms,
+            partial(self._metrics.count, "trace_lines_lost_total"),
         )
         self._wombats = HeardConnections(connections)
         self._logux = Logux(
@@ -239,7 +245,7 @@ class Server:
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
-        gate = self._gate = TlsGate(tls, connections.refused) if tls is not None else None
+        gate = self._gate = TlsGate(tls.context, connections.refused) if tls is not None else None
         for name, make in protocols.items():
             has_tls = config.listen.tls.covers(name)
             factory = gate.wrap(make) if gate is not None and has_tls else make
@@ -258,8 +264,12 @@ class Server:
             requests,
             recovery,
             http_connections=lambda: self._http.connection_count,
+            traces=lambda: self._tracing.count,
+            certificate_expiry=self._certificate_expiry,
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
+        audit = self._audit = Audit(self._store, clock.now_ms)
+        self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)
         app = make_app(
             connections,
             self._store,
@@ -269,7 +279,9 @@ class Server:
             clock,
             ServerFacts(started_s, connections.listeners, str(root), config=lambda: self._config),
             self._access,
+            audit,
             scrapes,
+            self._tracing,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -299,22 +311,34 @@ class Server:
         print(f"headrace ready {addresses} data={root}", flush=True)
         self._manager.tell(notify.READY)
 
-    def _load_tls(self, config: Config) -> ssl.SSLContext | None:
-        """Return the context of listeners with TLS; None without TLS. Raises `ConfigError`."""
+    def _load_tls(self, config: Config) -> ServerTls | None:
+        """Return the certificate of listeners with TLS; None without TLS. Raises `ConfigError`."""
         if not config.listen.tls.cert:
             return None
-        loaded = tls_context.load(config.listen.tls, time.time())
+        loaded = load_tls(config.listen.tls, time.time())
         for sentence in loaded.warnings:
             logger.warning("%s", sentence)
-        return loaded.context
+        return loaded
 
     def _reload_tls(self) -> None:
         """Use the certificate in the files from now on. A bad one changes nothing."""
         if self._gate is not None:
             try:
-                self._gate.context = self._load_tls(self._config) or self._gate.context
+                found = self._load_tls(self._config)
             except ConfigError as error:
                 logger.error("SIGHUP: the certificate in use stays: %s", error)
+            else:
+                assert found is not None, "TLS is not turned off while the server runs"
+                self._tls, self._gate.context = found, found.context
+
+    def _certificate_expiry(self) -> dict[str, float]:
+        """Return the time when the certificate of each listener with TLS expires, in seconds since 1970."""
+        covers = self._config.listen.tls.covers
+        return (
+            {}
+            if self._tls is None
+            else dict.fromkeys(filter(covers, LISTENERS), self._tls.expires_s)
+        )
 
     def _channel_rules(self) -> Callable[[str], ChannelRule]:
         """Return a function of a channel's name. Raises `ConfigError` for a reducer that cannot be loaded."""
@@ -352,6 +376,7 @@ class Server:
             listener.close()
         failed = self.stopped.done() and self.stopped.result() != 0
         self._waiting.close()
+        self._tracing.close()
         self._connections.drain()
         self._store.batches.stop()
         if self._postgres is not None:
@@ -412,6 +437,7 @@ class Server:
         except ConfigError as error:
             logger.error("SIGHUP: no setting was changed: %s", error)
         else:
+            self._audit.record("settings.reload", OPERATOR, changed=found.changed)
             self._apply(found.config)
             self._reload_tls()
             logger.info("SIGHUP: changed: %s", ", ".join(found.changed) or "nothing")
@@ -440,16 +466,6 @@ class Server:
         if not self.stopped.done():
             self.stopped.set_result(1)
 
-    def _committed(self, times: CommitTimes) -> None:
-        """Count a commit. Its acknowledgements are written later in this step of the loop."""
-        metrics, deliveries = self._metrics, self._broker.deliveries
-        metrics.committed(times, time.monotonic(), delivered=deliveries > self._deliveries)
-        self._deliveries = deliveries
-        self._loop.call_soon(self._acknowledged, times)
-
-    def _acknowledged(self, times: CommitTimes) -> None:
-        self._metrics.acknowledged(times, time.monotonic())
-
     def _prepare_journal(self) -> None:
         """Pass ready journal files to the store. The applier creates the others, and waits for room."""
         size = self._config.journal.file_bytes
@@ -468,6 +484,7 @@ class Server:
                 await asyncio.sleep(_TICK_S)
                 now_s = time.monotonic()
                 self._clock.tick()
+                self._metrics.fold()
                 self._time_file.save(self._clock.state)
                 self._store.tick(now_s)
                 self._access.tick(self._loop.time(), self._runner)

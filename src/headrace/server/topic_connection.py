@@ -350,8 +350,14 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.opened(cast(asyncio.Transport, transport))
 
+    @property
+    def unfinished(self) -> bytes:
+        return self._session.unfinished
+
     def data_received(self, data: bytes) -> None:
         self._heard_s = self._shared.loop.time()
+        if self._shared.trace is not None:
+            self._shared.trace.received(self, data)
         if self._is_new:
             self._is_new = False
             if stranger := recognise(data, self._shared.listeners):

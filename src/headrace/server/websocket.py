@@ -61,6 +61,11 @@ class WebSocketConnection(Connection):
         """Handle all messages of one read: bytes, and strings if the protocol takes text."""
         raise NotImplementedError
 
+    def traced(self, messages: Sequence[bytes | str]) -> None:
+        """Show the messages of a read to those who trace this connection."""
+        if self._shared.trace is not None:
+            self._shared.trace.received(self, messages)
+
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
 
@@ -184,10 +189,13 @@ class PingedConnection(HeardConnection):
         self._move_to_end()
 
 
-def upgrade(connection: WebSocketConnection, transport: asyncio.Transport, data: bytes) -> None:
+def upgrade(
+    connection: WebSocketConnection, transport: asyncio.Transport, data: bytes, subprotocol: str
+) -> None:
     """Make a transport a WebSocket. `data` is the handshake, and perhaps the first frames."""
     frames = _Frames(connection, transport)
-    serve(frames, transport, data, frame_bytes_max=connection.message_bytes_max)
+    bytes_max = connection.message_bytes_max
+    serve(frames, transport, data, frame_bytes_max=bytes_max, subprotocol=subprotocol)
 
 
 class _Frames(ServerListener):
@@ -239,6 +247,7 @@ class _Frames(ServerListener):
         if self._messages:
             messages = self._messages.copy()
             self._messages.clear()
+            self.connection.traced(messages)
             self.connection.messages_received(messages)
             self.connection.heard(sum(map(len, messages)))
 

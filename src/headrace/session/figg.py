@@ -124,6 +124,11 @@ class FiggServerSession(TopicSession):
         """Number of bytes received and not decoded. `receive_data`, even without data, continues there."""
         return len(self._decoder.unread)
 
+    @property
+    def unfinished(self) -> bytes:
+        """All bytes that were received and not decoded yet."""
+        return self._decoder.unfinished
+
     def attaching(self, command: AttachCommand) -> None:
         """Do nothing: the answer needs nothing of the command."""
 

@@ -8,11 +8,11 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
+from headrace.model import TOKEN_BYTES_MAX
+
 AUTH, AUTH_OK, AUTH_REFUSED = range(80, 83)
 """Types of messages. Both protocols count their own types from 1, and named readers have 64 to 70."""
 
-TOKEN_BYTES_MAX = 8192
-"""Size limit of a token. A JWT with a few dozen grants has about 2 KiB."""
 REASON_BYTES_MAX = 1024
 
 CREDENTIALS = 1

@@ -8,7 +8,7 @@ call for each. For large messages, C code is faster.
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
 TEXT = 0x1
@@ -43,6 +43,19 @@ def head(size: int, opcode: int = BINARY) -> bytes:
 
 def frame(message: bytes, opcode: int = BINARY) -> bytes:
     return head(len(message), opcode) + message
+
+
+def frames(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """Yield opcode and payload of a server's frames. All are whole, without a mask and no fragments."""
+    at = 0
+    while at < len(data):
+        opcode, size, at = data[at] & 0xF, data[at + 1], at + 2
+        if size >= 126:
+            size_bytes = 2 if size == 126 else 8
+            size = int.from_bytes(data[at : at + size_bytes])
+            at += size_bytes
+        yield opcode, data[at : at + size]
+        at += size
 
 
 def may_be_sent(code: int) -> bool:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 import headrace
-from headrace.client import token as client_token
-from headrace.client.token import exposure_of
+from headrace import tokens
 from headrace.errors import ConfigError, RefusedError
 from headrace.session.client import TOKENS_REFUSED_MAX
 from headrace.session.topics import client as session
+from headrace.tokens import exposure_of
 from tests.client.peer import Auth, Peer
 from tests.client.refusals import refused
 
@@ -177,7 +177,7 @@ async def test_a_token_is_not_sent_where_others_can_read_it(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nothing but loopback can be reached in a test, so loopback counts as another machine here."""
-    monkeypatch.setattr(client_token, "_is_loopback", lambda host: False)
+    monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
     with pytest.raises(RefusedError, match="insecure_token=True"):
         await headrace.connect(peer.url, token="abc")
     assert peer.received == []
@@ -191,7 +191,7 @@ async def test_each_connection_is_checked_anew(
     peer: Peer, until: Until, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with headrace.connect(peer.url, token="abc", backoff=lambda attempt: 0.001) as client:
-        monkeypatch.setattr(client_token, "_is_loopback", lambda host: False)
+        monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
         peer.drop()
         await until(lambda: client.state == "refused")
     assert peer.tokens() == ["abc"]

@@ -10,8 +10,19 @@ from starlette.routing import BaseRoute
 
 from headrace.config.settings import Config
 from headrace.server.access import Access
+from headrace.server.audit import Actor
 from headrace.server.http.gate import AccessGate
 from headrace.server.metrics.metrics import Metrics
+
+
+class _NoAudit:
+    """Audit trail of an application without a store."""
+
+    def record(self, action: str, who: Actor, **facts: object) -> None:
+        pass
+
+
+NO_AUDIT = _NoAudit()
 
 
 def no_access_control() -> Access:
@@ -19,5 +30,5 @@ def no_access_control() -> Access:
 
 
 def gated(routes: Sequence[BaseRoute], **more: Any) -> Starlette:
-    gate = Middleware(AccessGate, access=no_access_control())
+    gate = Middleware(AccessGate, access=no_access_control(), audit=NO_AUDIT)
     return Starlette(routes=list(routes), middleware=[gate], **more)

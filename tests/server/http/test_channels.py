@@ -25,7 +25,7 @@ from headrace.server.http.gate import Rights
 from headrace.server.http.limits import OverLimitError
 from headrace.testing import ServerProcess, wait_until
 from tests.broker.channel.world import NAME, World
-from tests.server.http.open_gate import no_access_control
+from tests.server.http.open_gate import NO_AUDIT, no_access_control
 from tests.server.http.open_limits import open_limits
 
 WAIT_S = 30
@@ -42,7 +42,7 @@ class Poll:
         asked = {"name": NAME, "processor": "b", "wait_s": 60} | query
         scope = {"type": "http", "method": "GET", "headers": list(headers)}
         scope["query_string"] = urlencode(asked).encode()
-        scope["headrace.rights"] = Rights(no_access_control(), OPEN)
+        scope["headrace.rights"] = Rights(no_access_control(), OPEN, NO_AUDIT)  # type: ignore[arg-type]
         self._task = asyncio.create_task(api.poll(Request(scope, self._receive)))
 
     async def begun(self) -> "Poll":

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.model import TOKEN_BYTES_MAX
 from headrace.session.client import (
     AUTH,
     TOKENS_REFUSED_MAX,
@@ -286,7 +287,7 @@ def test_nothing_counts_before_the_answer(pair: Pair) -> None:
 
 def test_a_token_over_the_limit_is_bad_input(pair: Pair) -> None:
     pair.connect(None)
-    longest = "x" * tokens.TOKEN_BYTES_MAX
+    longest = "x" * TOKEN_BYTES_MAX
     assert pair.feed([pair.codec.encode_auth(longest)]) == [Authenticate(longest)]
     frame = pair.codec.encode_auth("é" + longest[:-1])
     assert [type(one) for one in pair.feed([frame])] == [Close]

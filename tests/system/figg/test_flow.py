@@ -217,6 +217,8 @@ def test_ping_is_answered_to_a_publisher_that_is_held_back(start: Start) -> None
             while publisher.receive() != Message(PONG, number=42):
                 pass
             assert "journal" in get_json(server, "/healthz", status=503)["status"]
+            # Subscribers are served meanwhile.
+            assert get_json(server, "/readyz") == {"status": "ready"}
         finally:
             os.kill(applier, signal.SIGCONT)
         publisher.wait_ack(256)

@@ -296,6 +296,10 @@ user = "ada"
 [[access.token]]
 name = "other"
 sha256 = "{digest("other")}"
+grants = ["$logux/other"]
+[[access.token]]
+name = "both"
+sha256 = "{digest("both")}"
 grants = ["$logux/other", "http"]
 """
 
@@ -324,6 +328,7 @@ def guarded(tmp_path: Path) -> Iterator[Open]:
         ("", "bob:ada", ["ada's"], False),
         ("other", "x", ["other"], True),
         ("", "x", ["other"], False),
+        ("", "x", ["both"], True),  # it may read and write every log over HTTP too
         ("", "x", [], False),
         ("", "x", ["nope"], False),
         ("", "x", [{"token": 5}], False),

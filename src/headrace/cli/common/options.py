@@ -53,10 +53,53 @@ Token = Annotated[
     str | None,
     option(
         "--token TOKEN",
-        "The token that the HTTP address takes; others on the machine can see it here.  "
+        "A token, if the server asks for one; others on the machine can see it here.  "
         "[env HEADRACE_TOKEN]",
     ),
 ]
+
+
+class TokenFlags(NamedTuple):
+    """Options of commands that show a token to the server."""
+
+    token: Token = None
+    token_file: Annotated[
+        str | None,
+        option("--token-file FILE", "A file with the token, which is read for each connection."),
+    ] = None
+    insecure_token: Annotated[
+        bool,
+        option(
+            "--insecure-token",
+            "Send the token also without TLS to another machine, where others can read it.",
+        ),
+    ] = False
+
+    def find(self) -> str | None:
+        """Return the token; None without one. Raises UsageError."""
+        if self.token and self.token_file:
+            raise UsageError("--token and --token-file exclude each other")
+        if self.token_file:
+            return _token_in(self.token_file)
+        return self.token or os.environ.get("HEADRACE_TOKEN") or None
+
+    def for_client(self, name: str = "token") -> dict[str, Any]:
+        """Return the options of a client. It reads a file again for each connection: the token may change."""
+        file, found = self.token_file, self.find()
+        source = found if file is None else lambda: _token_in(file)
+        return {name: source, "insecure_token": self.insecure_token}
+
+
+def _token_in(file: str) -> str:
+    try:
+        return Path(file).read_text("utf-8").strip()
+    except OSError as error:
+        raise UsageError(f"--token-file: cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"--token-file: {file} is not a text") from None
+
+
+NO_TOKEN_FLAGS = TokenFlags()
 
 
 class TlsFlags(NamedTuple):
@@ -106,7 +149,7 @@ def complete_topic(incomplete: str) -> list[str]:
     """Return topics with this prefix, for shell completion; none if no server answers in time."""
     try:
         query: dict[str, Any] = {"prefix": incomplete or None, "limit": _COMPLETED_MAX}
-        api = http_api(None, None)
+        api = http_api(None)
         found = request(api, "GET", "/v1/topics", timeout_s=_COMPLETE_TIMEOUT_S, **query)
     except (HeadraceError, UsageError):
         return []
@@ -138,7 +181,7 @@ class HttpFlags(NamedTuple):
     """Options of commands that ask the server's HTTP API."""
 
     http: Http = None
-    token: Token = None
+    token: TokenFlags = NO_TOKEN_FLAGS
     tls: TlsFlags = TlsFlags()
 
     @property
@@ -226,7 +269,7 @@ class ConnectionFlags(NamedTuple):
 
     url: Url = None
     http: Http = None
-    token: Token = None
+    token: TokenFlags = NO_TOKEN_FLAGS
     tls: TlsFlags = TlsFlags()
     timeout_s: Timeout = 5.0
 
@@ -268,11 +311,13 @@ def url_or_default(url: str | None) -> str:
     return url or os.environ.get("HEADRACE_URL") or f"figg://{Listen().figg}"
 
 
-def http_api(http: str | None, token: str | None, tls: TlsFiles = DEFAULT_FILES) -> HttpApi:
+def http_api(
+    http: str | None, token: TokenFlags = NO_TOKEN_FLAGS, tls: TlsFiles = DEFAULT_FILES
+) -> HttpApi:
     """Return the given HTTP API, or that of the environment, or the default one."""
     address = http or os.environ.get("HEADRACE_HTTP") or str(Listen().http)
     base = address.rstrip("/") if "://" in address else f"http://{address}"
-    return HttpApi(base, token or os.environ.get("HEADRACE_TOKEN") or None, tls.or_environment())
+    return HttpApi(base, token.find(), tls.or_environment(), token.insecure_token)
 
 
 def is_for_subcommand(context: typer.Context, *given: object) -> bool:

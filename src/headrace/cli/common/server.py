@@ -12,8 +12,10 @@ from headrace.cli.common.output import CommandError, UsageError, note, with_hint
 from headrace.errors import ConnectTimeoutError
 from headrace.printing import masked, one_line, quoted, unreachable
 from headrace.tls import DEFAULT_FILES, TlsFiles, TlsOptions, failure
+from headrace.tokens import exposure_of
 
 if TYPE_CHECKING:
+    from headrace.cli.common.options import TokenFlags
     from headrace.client import Client, Options
 
 
@@ -31,6 +33,8 @@ class HttpApi(NamedTuple):
     token: str | None = None
     tls: TlsFiles = TlsFiles()
     """Files for an address that begins with `https`."""
+    insecure_token: bool = False
+    """True: send the token also where others can read it."""
 
     def __repr__(self) -> str:
         return f"HttpApi({self.base!r})"  # a token is never shown
@@ -55,39 +59,81 @@ def request(
     **query: object,
 ) -> Any:
     """Send one request and return the answer; query values of None are left out."""
-    base, token, tls = api
     headers = {"Content-Type": content_type} if content_type is not None else {}
-    if token is not None:
-        if not (token.isascii() and token.isprintable() and token == token.strip()):
-            raise UsageError("the token has characters that no token has")
-        headers["Authorization"] = f"Bearer {token}"
-    parts = urlsplit(base)
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = _connection(api, timeout_s)
+    try:
+        _connect(connection, api, headers)
+        connection.request(method, f"{path}?{text}" if text else path, content, headers)
+        response = connection.getresponse()
+        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, connection) from None
+    finally:
+        connection.close()
+    return _answer(api.base, status, body)
+
+
+def stream(api: HttpApi, path: str, **query: object) -> Iterator[bytes]:
+    """Yield the lines of an answer that goes on for as long as the server runs; query values as above."""
+    headers: dict[str, str] = {}
+    text = urlencode({name: value for name, value in query.items() if value is not None})
+    connection = _connection(api, _TIMEOUT_S)
+    try:
+        _connect(connection, api, headers)
+        connection.request("GET", f"{path}?{text}", headers=headers)
+        response = connection.getresponse()
+        if response.status != 200:
+            _answer(api.base, response.status, response.read(_ANSWER_BYTES_MAX))
+        while line := response.readline():
+            if line.strip():  # empty lines only keep the connection open
+                yield line
+    except (OSError, http.client.HTTPException) as error:
+        raise _unreachable(api, error, connection) from None
+    finally:
+        connection.close()
+
+
+def _connection(api: HttpApi, timeout_s: float) -> http.client.HTTPConnection:
+    """Return a connection to an API that is not open yet."""
+    parts = urlsplit(api.base)
     try:
         port = parts.port
     except ValueError:
         port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
-        raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {quoted(masked(base))}")
-    text = urlencode({name: value for name, value in query.items() if value is not None})
-    connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+    host = parts.hostname
+    if parts.scheme not in ("http", "https") or not host or port == -1:
+        shown = quoted(masked(api.base))
+        raise UsageError(f"--http takes HOST:PORT or https://HOST:PORT, not {shown}")
     if parts.scheme == "https":
-        connection = http.client.HTTPSConnection(
-            parts.hostname, port, timeout=timeout_s, context=tls.context()
-        )
-    place = f"{parts.hostname}:{port}" if port else str(parts.hostname)
-    try:
-        connection.request(method, f"{path}?{text}" if text else path, content, headers)
-        response = connection.getresponse()
-        status, body = response.status, response.read(_ANSWER_BYTES_MAX)
-    except ssl.SSLError as error:
-        raise UnreachableError(failure(error, place)) from None
-    except (OSError, http.client.HTTPException) as error:
-        reason = with_hint(unreachable(error, place))
-        named = reason if place in reason else f"no answer from {base}: {reason}"
-        raise UnreachableError(named) from None
-    finally:
-        connection.close()
-    return _answer(base, status, body)
+        context = api.tls.context()
+        return http.client.HTTPSConnection(host, port, timeout=timeout_s, context=context)
+    return http.client.HTTPConnection(host, port, timeout=timeout_s)
+
+
+def _connect(connection: http.client.HTTPConnection, api: HttpApi, headers: dict[str, str]) -> None:
+    """Open a connection, and add the token to the headers if nobody else can read it there."""
+    token = api.token
+    if token is not None:
+        if not (token.isascii() and token.isprintable() and token == token.strip()):
+            raise UsageError("the token has characters that no token has")
+        headers["Authorization"] = f"Bearer {token}"
+    connection.connect()
+    # The address of the connection counts: a name may stand for any machine.
+    is_checked = token is not None and api.base.startswith("http:") and not api.insecure_token
+    if is_checked and (reason := exposure_of(connection.sock.getpeername())):
+        raise UsageError(f"{api.base}: {reason}")
+
+
+def _unreachable(
+    api: HttpApi, error: Exception, connection: http.client.HTTPConnection
+) -> UnreachableError:
+    port = urlsplit(api.base).port
+    place = f"{connection.host}:{port}" if port else connection.host
+    if isinstance(error, ssl.SSLError):
+        return UnreachableError(failure(error, place))
+    reason = with_hint(unreachable(error, place))
+    return UnreachableError(reason if place in reason else f"no answer from {api.base}: {reason}")
 
 
 def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[str, Any]]:
@@ -129,6 +175,7 @@ def run_with_client(
     work: Work,
     *,
     tls: TlsFiles = DEFAULT_FILES,
+    token: "TokenFlags | None" = None,
     patient: bool = False,
     lake: str | None = None,
     lake_options: Mapping[str, str] | None = None,
@@ -145,6 +192,7 @@ def run_with_client(
     options = Options(
         connect_timeout_s=timeout_s,
         **tls_options(url, tls),
+        **({} if token is None else token.for_client()),
         lake=lake,
         lake_options=lake_options,
         lake_catalog=lake_catalog,

@@ -80,7 +80,7 @@ class Given:
             at = listen.http
             at = at._replace(host="127.0.0.1") if at.host in _EVERYWHERE else at
             http = f"https://{at}" if listen.tls.covers("http") else str(at)
-        api = options.http_api(http, self.values["token"])
+        api = options.http_api(http, options.TokenFlags(self.values["token"]))
         return {"url": api.base, "token": api.token or "", "ca": self.values["ca"] or ""}
 
 

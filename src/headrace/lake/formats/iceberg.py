@@ -104,7 +104,7 @@ class IcebergLake:
     def __init__(self, catalog: LakeCatalog, shape: Shape) -> None:
         self._catalog, self.shape = catalog, shape
         self._storage = catalog.storage
-        self._named_before: tuple[int, Collection[str]] | None = None
+        self._named_before: tuple[int, Set[str]] | None = None
         """Snapshot before the first replacement by this object, and its files."""
 
     @classmethod
@@ -189,7 +189,7 @@ class IcebergLake:
 
     def _before_replacing(
         self, table: Table, live: Collection[str], replaced: Collection[str]
-    ) -> tuple[int, Collection[str]]:
+    ) -> tuple[int, Set[str]]:
         """Return a snapshot of the table that names all files which are about to be replaced, and its files.
 
         For all replacements of one compaction it is the same if possible, so that few snapshots stay.
@@ -197,13 +197,13 @@ class IcebergLake:
         before = self._named_before
         if (
             before is not None
-            and set(replaced) <= set(before[1])
+            and before[1] >= set(replaced)
             and table.snapshot_by_id(before[0]) is not None
         ):
             return before
         newest = table.current_snapshot()
         assert newest is not None  # it names the files that are replaced
-        return newest.snapshot_id, live
+        return newest.snapshot_id, frozenset(live)
 
     @reads
     def files(self) -> dict[str, int]:

@@ -413,14 +413,18 @@ class Ring:
         return self._last > 0
 
     def open_next(self, first: int, applied: int) -> bool:
-        """Open the next free file for commits; return False if no file is free."""
+        """Open the next free file for commits; return False if no file is free.
+
+        After an OSError the file is still free.
+        """
         if not self.free:
             return False
-        path = self.free.popleft()
+        path = self.free[0]
         header = JournalHeader(
             self._generation, file_number(path), first, applied, self._file_bytes, self._boot_id
         )
         self.current = JournalFile(self._disk, path, header)
+        self.free.popleft()
         self.touched[path] = {}
         self.opened_s = self._elapsed_s()
         return True

@@ -87,6 +87,10 @@ class ChannelConnection(PingedConnection):
         """Bytes of messages that were pushed since the transport was last asked for room."""
         super().__init__(hub, ChannelServerSession(hub.ping_s))
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return *super().names, self._session.processor
+
     def messages_received(self, messages: Sequence[bytes | str]) -> None:
         self._was_heard()
         commands = self._session.receive_messages(messages)

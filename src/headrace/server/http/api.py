@@ -24,18 +24,22 @@ from headrace.log.embedded import EmbeddedStore
 from headrace.log.layout import Layout
 from headrace.log.store import BatchRefusedError
 from headrace.server.access import Access
+from headrace.server.audit import Audit
 from headrace.server.clock import SteadyClock
 from headrace.server.http.batches import BatchesApi
 from headrace.server.http.channels import ChannelsApi
-from headrace.server.http.gate import CHANNELS, AccessGate, check_server, refused
+from headrace.server.http.gate import CHANNELS, AccessGate, check_server, record, refused
 from headrace.server.http.limits import HttpLimits, OverLimitError
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
+from headrace.server.http.tickets import TicketsApi
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
+from headrace.server.http.trace import TraceApi
 from headrace.server.metrics.declarations import PROTOCOLS
 from headrace.server.metrics.scrape import Scrapes
 from headrace.server.peers.connections import Connections
+from headrace.server.trace.tracing import Tracing
 
 
 class ServerFacts(NamedTuple):
@@ -58,7 +62,9 @@ def make_app(
     clock: SteadyClock,
     facts: ServerFacts,
     access: Access,
+    audit: Audit,
     scrapes: Scrapes,
+    tracing: Tracing,
 ) -> Starlette:
     broker, limits = connections.broker, HttpLimits(connections)
     return Starlette(
@@ -69,9 +75,11 @@ def make_app(
             *BatchesApi(store, connections.metrics, limits).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels, limits).routes(),
+            *TicketsApi(access).routes(),
+            *TraceApi(tracing).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(AccessGate, access=access)],
+        middleware=[Middleware(AccessGate, access=access, audit=audit)],
     )
 
 
@@ -135,6 +143,7 @@ class _StateApi:
     async def confirm(self, request: Request) -> Response:
         check_server(request, Operation.ADMIN)
         self._clock.tick()
+        record(request, "clock.confirm", ahead_ms=self._clock.ahead_ms)
         return JSONResponse({"followed_ms": self._clock.confirm()})
 
     async def description(self, request: Request) -> Response:

@@ -31,7 +31,7 @@ from headrace.payload.channel import (
 from headrace.payload.reducers import STATE_BYTES_MAX
 from headrace.printing import quoted
 from headrace.server.channel.connection import joined_fields, sent_fields, snapshot_fields
-from headrace.server.http.gate import check, may, rights
+from headrace.server.http.gate import check, may, record, rights
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.openapi import (
     CHANNELS_LISTED_MAX,
@@ -208,19 +208,22 @@ class ChannelsApi:
 
     async def keep(self, request: Request) -> Response:
         name = await self._existing_named(request, Operation.DELETE)
+        record(request, "channel.keep", channel=name)
         was_planned: bool = await self._ask(name, lambda channel, done, _: channel.keep(done))
         return _json({"channel": name, "cancelled": was_planned})
 
     async def destroy(self, request: Request) -> Response:
         name = await self._existing_named(request, Operation.DELETE)
         described = await self._describe(name)
+        members = len(described["members"])
+        facts = {"messages": described["messages"], "members": members}
+        record(request, "channel.destroy", channel=name, **facts)
 
         def destroy(channel: Channel, done: Callable[[None], None], refuse: _Refuse) -> None:
             channel.destroy(partial(done, None), _unavailable(refuse))
 
         await self._ask(name, destroy)
-        members = len(described["members"])
-        return _json({"channel": name, "messages": described["messages"], "members": members})
+        return _json({"channel": name, **facts})
 
     # Helpers
 

@@ -6,6 +6,7 @@ Elsewhere: the decisions (`server/access.py`).
 """
 
 import asyncio
+from typing import Final
 
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
@@ -17,6 +18,7 @@ from headrace.access.operations import SERVER_NAME, Name, Operation
 from headrace.access.principals import Kind, Principal
 from headrace.errors import ChannelError
 from headrace.server.access import MISDIRECTED, Access, Refused, asked_for, bearer
+from headrace.server.audit import Actor, Audit
 
 CHANNELS = "/v1/channel"
 """Prefix of all paths of channels. In paths for processors, a slash follows."""
@@ -35,6 +37,9 @@ CHANGING_PATHS = frozenset({"/v1/channel/messages"})
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 """Paths that need no credentials, because load balancers have none."""
 
+CERTIFICATE: Final = "headrace.certificate"
+"""Key of the peer's certificate in the ASGI scope of a request; its value is None without one."""
+
 _RIGHTS = "headrace.rights"
 """Key of the `Rights` in the ASGI scope of a request."""
 
@@ -42,16 +47,22 @@ _RIGHTS = "headrace.rights"
 class Rights:
     """The principal of a request, and whether its endpoint has asked for anything yet."""
 
-    __slots__ = ("_access", "is_asked", "principal")
+    __slots__ = ("_access", "audit", "is_asked", "principal")
 
-    def __init__(self, access: Access, principal: Principal) -> None:
+    def __init__(self, access: Access, principal: Principal, audit: Audit) -> None:
         self._access = access
+        self.audit = audit
         self.principal = principal
         self.is_asked = False
 
     def may(self, operation: Operation, name: Name) -> bool:
         self.is_asked = True
         return self._access.decide(self.principal, operation, name)
+
+    def themselves(self) -> Principal:
+        """Return the principal, for an endpoint that gives everyone access to their own things."""
+        self.is_asked = True
+        return self.principal
 
     def has(self, operation: Operation) -> bool:
         self.is_asked = True
@@ -81,6 +92,13 @@ def check(request: Request, operation: Operation, name: Name) -> None:
     raise HTTPException(403, reason)
 
 
+def record(request: Request, action: str, **facts: object) -> None:
+    """Append an administrative action of a request, which begins in this step, to the audit trail."""
+    given, client = rights(request), request.client
+    address = f"{client.host}:{client.port}" if client is not None else ""
+    given.audit.record(action, Actor(str(given.principal), address), **facts)
+
+
 def check_server(request: Request, operation: Operation = Operation.INSPECT) -> None:
     """Raise an error unless the principal may inspect or administer the server itself."""
     check(request, operation, SERVER_NAME)
@@ -89,8 +107,9 @@ def check_server(request: Request, operation: Operation = Operation.INSPECT) -> 
 class AccessGate:
     """Middleware that answers requests that may not reach the application."""
 
-    def __init__(self, app: ASGIApp, access: Access) -> None:
+    def __init__(self, app: ASGIApp, access: Access, audit: Audit) -> None:
         self._app = app
+        self._audit = audit
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -102,7 +121,7 @@ class AccessGate:
         if refusal is None:
             found = self._principal(scope, headers)
             if isinstance(found, Principal):
-                await self._run(scope, receive, send, Rights(self._access, found))
+                await self._run(scope, receive, send, Rights(self._access, found, self._audit))
                 return
             await asyncio.sleep(found.delay_s)
             refusal = refused(scope, 401, found.reason)
@@ -118,7 +137,7 @@ class AccessGate:
         return None
 
     def _principal(self, scope: Scope, headers: Headers) -> Principal | Refused:
-        anonymous = self._access.anonymous
+        anonymous = self._access.certified(scope.get(CERTIFICATE))
         shown = headers.getlist("authorization")
         if scope["path"] in OPEN_PATHS or not self._access.is_on:
             return anonymous

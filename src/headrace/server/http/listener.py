@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headrace.server.http.gate import CERTIFICATE
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
@@ -32,7 +33,7 @@ from headrace.server.http.requests import (
 )
 from headrace.server.listeners import http_answer
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
-from headrace.server.tls.transport import TlsGate, TlsTransport
+from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificate
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
@@ -95,6 +96,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._peer = peer_name(transport)
+        self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
         if len(self.connections) > self._shared.connections_max:
@@ -132,6 +134,7 @@ class BoundedProtocol(HttpToolsProtocol):
             raise RequestRefusedError(429, f"{PIPELINED_MAX} requests may wait for their answers")
         super().on_message_begin()
         self._request = self.scope[HELD] = HeldRequest(self._shared.memory)  # type: ignore[typeddict-unknown-key]
+        self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
         self._meter.begin()
         self._expect_request()
 

@@ -17,8 +17,14 @@ from headrace.access.operations import Operation
 from headrace.broker.broker import Broker, SubscriptionState
 from headrace.broker.readers import Readers
 from headrace.log.store import CURSORS_SET_MAX, Cursor, Lag, Store, Topic
-from headrace.model import CHANNEL_PREFIX, Position, check_reader_name, check_topic_name
-from headrace.server.http.gate import check, may, rights
+from headrace.model import (
+    AUDIT_TOPIC,
+    CHANNEL_PREFIX,
+    Position,
+    check_reader_name,
+    check_topic_name,
+)
+from headrace.server.http.gate import check, may, record, rights
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, existing, limit, number, place, warmed
 
@@ -149,7 +155,11 @@ class TopicsApi:
             raise HTTPException(
                 409, "this is the log of a channel: use `headrace channels destroy`"
             )
-        epoch = topic.epoch
+        if topic.name == AUDIT_TOPIC:
+            raise HTTPException(409, "this is the audit trail: only retention deletes its records")
+        epoch, kept = topic.epoch, self._store.kept(topic)
+        facts = {"topic": topic.name, "epoch": epoch} | kept._asdict()
+        record(request, "topic.delete", **facts)
         destroyed = asyncio.Event()
         self._store.destroy(topic, destroyed.set)
         await destroyed.wait()
@@ -293,10 +303,20 @@ class CursorsApi:
                 raise HTTPException(400, f"topic {one.topic!r} has two positions")
             check(request, Operation.SUBSCRIBE, one.topic)
             positions[one.topic] = Position(one.epoch, one.offset, one.ordinal)
+        back = [
+            topic for topic in positions if self._is_back(asked.reader, topic, positions[topic])
+        ]
+        if back:
+            record(request, "cursors.back", reader=asked.reader, topics=back)
         with self._readers.held(asked.reader, positions):
             await self._durable(partial(self._store.set_cursors, asked.reader, positions))
         self._moved(positions)
         return JSONResponse({"reader": asked.reader, "set": len(positions)})
+
+    def _is_back(self, reader: str, topic: str, position: Position) -> bool:
+        """True if the position is before the reader's cursor: the reader gets records again."""
+        found = self._store.cursors(topic, reader, limit=1)
+        return any(position < one.position for one in found)
 
     async def list(self, request: Request) -> Response:
         query = request.query_params
@@ -356,6 +376,7 @@ class CursorsApi:
             names = [one.topic for one in found]
             for name in names:
                 check(request, Operation.SUBSCRIBE, name)
+            record(request, "cursors.delete", reader=reader, topics=names)
             with self._readers.held(reader, names):
                 await self._durable(partial(self._store.drop_cursors, reader, names))
             self._moved(names)

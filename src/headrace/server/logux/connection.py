@@ -167,6 +167,14 @@ class LoguxConnection(PingedConnection):
         self._feed: Feed = WholeLog(self, session)
         super().__init__(hub, session)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        return *super().names, str(self._session.peer)
+
+    @property
+    def only_topic(self) -> str:
+        return self.topic
+
     def messages_received(self, messages: Sequence[bytes | str]) -> None:
         self._was_heard()
         if self._session.is_new and any(map(is_protocol_5, messages)):

@@ -39,7 +39,6 @@ COUNTERS = {
     "channels_trimmed_total": "Times that the beginning of a channel's log was deleted.",
     "channels_destroyed_total": "Logs of channels destroyed, by an operator or because they had no members.",
     "channels_states_expired_total": "Last states of channels that were deleted because of their age.",
-    "commits_total": "Commits, including those of topics that are kept in memory only.",
     "retention_segments_deleted_total": "Segments that retention has deleted.",
     "retention_bytes_deleted_total": "Bytes of the segments that retention has deleted.",
     "trace_lines_lost_total": "Lines that a trace lost because its reader was too slow.",
@@ -169,8 +168,8 @@ HISTOGRAMS = {
         _SECONDS,
     ),
     "publish_to_ack_seconds": Distribution(
-        "From the arrival of a publish until its acknowledgement is written to the connection. Each "
-        "commit counts once, with its oldest publish.",
+        "From the arrival of a publish until its acknowledgement is about to be written, after the "
+        "deliveries. Each commit counts once, with its oldest publish.",
         _SECONDS,
     ),
     "publish_to_delivery_seconds": Distribution(

@@ -1,8 +1,8 @@
 """The counts of one server: plain integers, because they change in the hot path. Elsewhere: showing them."""
 
-from itertools import product
+from itertools import compress, product
 
-from headrace.log.store import CommitTimes
+from headrace.log.store import CommitFacts
 from headrace.model import Refusal
 from headrace.server.metrics.declarations import COUNTERS, HISTOGRAMS, LABELLED_COUNTERS
 from headrace.server.metrics.histogram import Histogram
@@ -16,12 +16,12 @@ class Metrics:
             for name, one in LABELLED_COUNTERS.items()
         }
         self.histograms = {name: Histogram(one.bounds) for name, one in HISTOGRAMS.items()}
-        self._commit = self.histograms["commit_seconds"].observe
-        self._fsync = self.histograms["fsync_seconds"].observe
-        self._ack = self.histograms["publish_to_ack_seconds"].observe
-        self._delivery = self.histograms["publish_to_delivery_seconds"].observe
-        self._records = self.histograms["commit_records"].observe
-        self._bytes = self.histograms["commit_bytes"].observe
+        self._commits: list[CommitFacts] = []
+        """Commits that are not counted yet. Their number is bounded by how often `fold` is called."""
+        self.committed = self._commits.append
+        """Called with each commit, which is counted later, together with others."""
+        self.flushed = self.histograms["fsync_seconds"].observe
+        """Called with the duration of a flush that belongs to no commit."""
 
     def count(self, name: str, amount: int = 1) -> None:
         self.counts[name] += amount
@@ -42,26 +42,19 @@ class Metrics:
         """Count a peer or a request whose credentials were refused."""
         self.labelled["credentials_refused_total"][(protocol,)] += 1
 
-    # Once per commit
-
-    def committed(self, times: CommitTimes, now_s: float, *, delivered: bool) -> None:
-        """Count a commit whose records are visible now, and `delivered` to live subscriptions."""
-        self.counts["commits_total"] += 1
-        if times.write_s is not None:
-            self._commit(times.write_s)
-        if times.flush_s is not None:
-            self._fsync(times.flush_s)
-        if times.records:
-            self._records(times.records)
-            self._bytes(times.bytes)
-        if delivered:
-            self._delivery(now_s - times.asked_s)
-
-    def acknowledged(self, times: CommitTimes, now_s: float) -> None:
-        """Count a commit whose acknowledgements are written."""
-        if times.records:
-            self._ack(now_s - times.asked_s)
-
-    def flushed(self, seconds: float) -> None:
-        """Count a flush that belongs to no commit."""
-        self._fsync(seconds)
+    def fold(self) -> None:
+        """Count the commits since the last call. Called several times a second, and before a scrape."""
+        if self._commits:
+            asked, shown, write, flush, records, sizes, delivered = zip(*self._commits, strict=True)
+            self._commits.clear()
+            waits = [late - early for early, late in zip(asked, shown, strict=True)]
+            found = {
+                "commit_seconds": [one for one in write if one is not None],
+                "fsync_seconds": [one for one in flush if one is not None],
+                "publish_to_ack_seconds": list(compress(waits, records)),
+                "publish_to_delivery_seconds": list(compress(waits, delivered)),
+                "commit_records": list(filter(None, records)),
+                "commit_bytes": list(compress(sizes, records)),
+            }
+            for name, values in found.items():
+                self.histograms[name].count(values)

@@ -50,6 +50,7 @@ class Scrapes:
         encoder, media_type = choose_encoder(accept)
         registry = CollectorRegistry()
         is_open = media_type.startswith(_OPEN_METRICS)
+        self._metrics.fold()
         readings = self._instruments.read()
         registry.register(_Families(self._metrics, readings, is_open_metrics=is_open))
         for process in self._processes:

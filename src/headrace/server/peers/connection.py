@@ -22,6 +22,7 @@ from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
+from headrace.server.tls.transport import peer_certificate
 from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
 
@@ -122,7 +123,7 @@ class Connection:
         self._is_looking = False
         """True if `_look_ahead` is scheduled."""
         self.principal = shared.access.anonymous
-        """Who the peer is. A handshake may set it before the connection is opened."""
+        """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
         self._strange_bytes = 0
@@ -138,9 +139,13 @@ class Connection:
         """Register the connected peer, or refuse it."""
         self._transport = transport
         self.peer = peer_name(transport)
-        self.who = Who.of(self.address, self.principal)
         shared = self._shared
+        if self.principal is shared.access.anonymous:
+            self.principal = shared.access.certified(peer_certificate(transport))
+        self.who = Who.of(self.address, self.principal)
         shared.metrics.count("connections_total")
+        if shared.trace is not None:
+            shared.trace.opened(self)
         if why := shared.why_refused(self.who):
             shared.refused(self.peer, why)
             transport.abort()
@@ -162,6 +167,8 @@ class Connection:
         shared.lost(self)
         shared.access.release(self.principal, self.credentials_ended)
         shared.strangers.pop(self, None)
+        if shared.trace is not None:
+            shared.trace.lost(self)
         for subscription in (self._subscriptions or {}).values():
             shared.broker.unsubscribe(subscription)
         shared.output_bytes -= self._queued_bytes
@@ -528,6 +535,21 @@ class Connection:
         return self.peer.rpartition(":")[0]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All names under which a trace can follow this connection."""
+        return self.peer, self.address, str(self.principal)
+
+    @property
+    def unfinished(self) -> bytes:
+        """The beginning of a message that has arrived in part, for a trace."""
+        return b""
+
+    @property
+    def only_topic(self) -> str | None:
+        """The topic of all messages, if the protocol has one."""
+        return None
+
+    @property
     def fd(self) -> int:
         """File descriptor of the socket; -1 without a socket."""
         sock = self._transport.get_extra_info("socket")
@@ -558,6 +580,8 @@ class Connection:
     def _write(self, data: bytes) -> None:
         # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
         if data and not self._closed and not self._transport.is_closing():
+            if self._shared.trace is not None:
+                self._shared.trace.sent(self, data)
             self._transport.write(data)
 
     def pause(self, why: int) -> None:
@@ -585,6 +609,8 @@ class Connection:
         """Send pending answers and the reason, then hang up."""
         if not self.is_gone:
             self._write(self._session.data_to_send())
+            if self._shared.trace is not None:
+                self._shared.trace.closes(self, reason)
             self._say_goodbye(reason, code)
             self._hang_up()
 

@@ -21,6 +21,7 @@ from headrace.server.peers.pause import Pause
 from headrace.server.peers.tally import PeerRules, Tally, Who
 from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
+from headrace.server.trace.tracing import Tracing
 from headrace.wire import websocket
 
 if TYPE_CHECKING:
@@ -69,6 +70,8 @@ class Connections:
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
         self.refusals = Refusals(self.loop, limits, metrics)
+        self.trace: Tracing | None = None
+        """Traces of what connections send and receive; None while nobody follows any."""
         self.rules = PeerRules(limits)
         self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
         self.tally = Tally(

@@ -15,6 +15,7 @@ import ssl
 from collections.abc import Callable, Iterable
 from typing import Any, cast
 
+from headrace.access.certificates import PeerCertificate
 from headrace.server.listeners import TLS_HELLO, plain_on_tls_port
 from headrace.server.peers.hangup import hang_up, peer_name
 
@@ -362,6 +363,12 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
             data = self._outgoing.read()
             if not self._raw.is_closing():
                 self._raw.write(data)
+
+
+def peer_certificate(transport: asyncio.BaseTransport) -> PeerCertificate | None:
+    """Return the verified certificate of a peer; None without one, and without TLS."""
+    told = transport.get_extra_info("peercert")
+    return PeerCertificate.parse(told) if told else None
 
 
 _START_BYTES = 16

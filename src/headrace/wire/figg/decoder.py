@@ -17,6 +17,7 @@ from headrace.model import (
     READER_BYTES_MAX,
     RECORD_HEADER_BYTES,
     RESERVED_TOPIC_BYTES_MAX,
+    TOKEN_BYTES_MAX,
     TOPIC_BYTES_MAX,
     Refusal,
     RefusedPublish,
@@ -40,7 +41,7 @@ _TO_SERVER_BYTES_MAX = {
     figg.PING: 8,
     readers.READ: 2 + _TOPIC_FIELD_MAX + 4 + READER_BYTES_MAX + TAILS[readers.READ].size,
     readers.HANDLED: _TOPIC_FIELD_MAX + TAILS[readers.HANDLED].size,
-    tokens.AUTH: tokens.TOKEN_BYTES_MAX,
+    tokens.AUTH: TOKEN_BYTES_MAX,
 }
 _TO_CLIENT_BYTES_MAX = {
     figg.ATTACHED: _TOPIC_FIELD_MAX + 8,
@@ -75,6 +76,11 @@ class _Decoder:
         self._chunks: list[bytes] = []
         self._have = 0
         self._need = _HEADER_BYTES
+
+    @property
+    def unfinished(self) -> bytes:
+        """All bytes that were received and not decoded yet."""
+        return b"".join(self._chunks)
 
     def _take(self, data: bytes) -> bytes:
         """Return all unread bytes, or nothing while the first frame cannot be complete."""
@@ -137,6 +143,10 @@ class ServerDecoder(_Decoder):
         super().__init__()
         self.unread = b""
         """Bytes that were left when `receive` reached its limit of messages; its next call begins there."""
+
+    @property
+    def unfinished(self) -> bytes:
+        return self.unread or super().unfinished
 
     def receive(self, data: bytes) -> list[figg.ToServer]:
         """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""

@@ -18,6 +18,7 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from headrace.errors import BadTopicNameError
 from headrace.model import (
     PAYLOAD_BYTES_MAX,
+    TOKEN_BYTES_MAX,
     RefusedPublish,
     check_publish_topic,
     check_topic_name,
@@ -168,8 +169,8 @@ def _to_server(
     if isinstance(found, _Timestamp):
         _decode(_number_decoder, found.timestamp)
         return Ping(bytes(found.timestamp))
-    if isinstance(found, tokens.Auth) and len(found.token.encode()) > tokens.TOKEN_BYTES_MAX:
-        raise _BadMessageError(f"a token may have {tokens.TOKEN_BYTES_MAX} bytes")
+    if isinstance(found, tokens.Auth) and len(found.token.encode()) > TOKEN_BYTES_MAX:
+        raise _BadMessageError(f"a token may have {TOKEN_BYTES_MAX} bytes")
     if isinstance(found, readers.Handled | tokens.Auth):
         return found
     check_topic_name(found.topic)

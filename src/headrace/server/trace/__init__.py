@@ -1,0 +1,1 @@
+"""Traces: what clients send and receive, live and decoded, for operators."""
