@@ -1,7 +1,8 @@
 """Injection: names and payloads that would begin a log line, forge a header, or command a terminal.
 
 Everything that a stranger chooses and an operator sees is tried: names of topics, readers, channels and
-processors, payloads, and what a handshake says. Elsewhere: the functions that quote (`tests/test_printing.py`).
+processors, payloads, and what a handshake says. Elsewhere: the functions that quote, alone
+(`tests/test_printing.py`).
 """
 
 import json
@@ -12,7 +13,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from urllib.parse import quote
 
 import httpx

@@ -110,6 +110,7 @@ OF_SERVER = {
     ("GET", "/metrics"),
     ("GET", "/v1/status"),
     ("GET", "/v1/clock"),
+    ("GET", "/v1/trace"),
     ("POST", "/v1/clock/confirm"),
 }
 """Endpoints about the whole server: no grant for one name is enough for them."""
