@@ -34,6 +34,14 @@ def test_a_token_is_found_by_itself_alone():
     assert index(one()).find(tokens.hash_of(TOKEN)) is None
 
 
+def test_the_duration_of_a_search_depends_on_a_secret_of_the_process():
+    """A search compares keyed hashes: a sender cannot choose which part of one is equal."""
+    first, second = (index(one(), key=bytes([n]) * 32) for n in (1, 2))
+    assert first._tokens.keys().isdisjoint(second._tokens)
+    assert first.find(TOKEN) is not None
+    assert second.find(TOKEN) is not None
+
+
 def test_a_token_is_in_no_file():
     assert TOKEN.encode() not in tokens.encode(one())
     assert tokens.hash_of(TOKEN).encode() in tokens.encode(one())
