@@ -1,8 +1,8 @@
 """Slow peers on every listener, before and after they have shown credentials: bounded memory, nobody waits.
 
 Each begins something large and never ends it. Elsewhere: the times after which such peers are closed
-(`tests/server/http/test_limits.py`, `tests/server/peers/test_held_back.py`, `tests/server/tls`), and peers that
-send without an end (`test_http_flood.py`).
+(`tests/server/http/test_limits.py`, `tests/server/peers/test_held_back.py`, `tests/server/tls`), and peers
+that send without an end (`test_http_flood.py`).
 """
 
 import socket

@@ -23,13 +23,13 @@ TIMEOUT_S = 120.0
 
 
 class Browser:
-    def __init__(self, profile: Path) -> None:
+    def __init__(self, profile: Path, *flags: str) -> None:
         command = tool(*CHROMIUM)
         from_us, to_it = os.pipe()
         from_it, to_us = os.pipe()
         # Chromium expects the pipes at file descriptors 3 and 4.
         place = [sys.executable, "-I", "-S", "-c", PASS_DESCRIPTORS, f"{from_us},{to_us}"]
-        options = [*CHROMIUM_FLAGS, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
+        options = [*CHROMIUM_FLAGS, *flags, "--remote-debugging-pipe", f"--user-data-dir={profile}"]
         self._process = subprocess.Popen(
             [*place, command, *options],
             stdin=subprocess.DEVNULL,
@@ -107,6 +107,13 @@ class Browser:
                 assert "error" not in answer, answer
                 found: dict[str, Any] = answer["result"]
                 return found
+
+    def next_event(self, method: str) -> dict[str, Any]:
+        """Wait for the next event of this kind, and forget all events until then."""
+        while not (found := self.told(method)):
+            self._read()
+        self.events.clear()
+        return found[0]
 
     def _read(self) -> dict[str, Any]:
         """Return the next message; events are also kept in `events`."""

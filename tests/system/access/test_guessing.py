@@ -12,7 +12,6 @@ import pytest
 from headrace.access.guesses import FREE
 from headrace.testing import ServerProcess
 from headrace.wire import channel, tokens
-from headrace.wire.figg import messages as figg
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
 from tests.system.access.server import CONFIG, EVERYTHING, Figg, Socket, Tokens, ask
