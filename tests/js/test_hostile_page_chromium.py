@@ -19,12 +19,12 @@ from tests.js.support import CHROMIUM, tool
 from tests.pipeline.report.browser import Browser
 
 STRANGER = "evil.stranger.example"
-FLAGS = (
-    "--host-resolver-rules=MAP * 127.0.0.1",
-    # The browser itself may soon stop such pages. The server does not rely on that.
-    "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests,"
-    "PrivateNetworkAccessSendPreflights,HttpsUpgrades,HttpsFirstBalancedModeAutoEnable",
+GUARDS = (
+    *("LocalNetworkAccessChecks", "BlockInsecurePrivateNetworkRequests"),
+    *("PrivateNetworkAccessSendPreflights", "HttpsUpgrades", "HttpsFirstBalancedModeAutoEnable"),
 )
+"""Features with which the browser itself stops such pages, or soon will. The server does not rely on them."""
+FLAGS = ("--host-resolver-rules=MAP * 127.0.0.1", f"--disable-features={','.join(GUARDS)}")
 ATTACK = """
 (async (http, ws) => {
   const found = {};
