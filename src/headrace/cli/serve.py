@@ -1,5 +1,6 @@
 """`headrace serve`, `status` and `clock`: start the server, and see whether and how it runs."""
 
+import os
 from collections import Counter
 from typing import Annotated, Any
 
@@ -40,6 +41,8 @@ def serve(settings: options.SettingsFlags) -> None:
     # Imported here: the other commands do not need the server.
     from headrace.server.server import run
 
+    # SQLite makes its files readable for everyone, also in a directory that everyone may enter.
+    os.umask(os.umask(0o077) | 0o027)
     code = run(config, lambda: settings.load().config)
     discard_unwritable()
     raise typer.Exit(code)
