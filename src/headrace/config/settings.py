@@ -117,9 +117,9 @@ class Listen:
     )
     hosts: HostNames = setting(
         HostNames(),
-        "Names by which clients may call a server without access control, besides `localhost` and "
-        "loopback addresses. Requests for other hosts get 421: a page of another site may have pointed its "
-        "own name at this machine.",
+        "Names by which clients without credentials may call the server, besides `localhost` and loopback "
+        "addresses. Their requests for other hosts get 421: a page of another site may have pointed its "
+        "own name at this machine. They only count without access control and with `access.anonymous`.",
         reloads=True,
     )
     insecure_open: bool = setting(

@@ -372,17 +372,19 @@ class Access:
             "%s: everyone who reaches the server may do everything (--insecure-open)", listed
         )
 
-    def knows_host(self, shown: Sequence[str]) -> bool:
+    def knows_host(self, shown: Sequence[str], *, has_credentials: bool) -> bool:
         """Return True if a request with these `Host` headers is answered.
 
         A page of another site may point its own name at this machine (DNS rebinding). Its requests then look
-        like those of a page of this server, except for this header. Where credentials are asked for, such a
-        page has none. A request without the header is not from a page.
+        like those of a page of this server, except for this header. Such a page has no credentials, so the
+        header counts wherever a peer may do something without any. A request without the header is not from
+        a page.
         """
+        if self.is_on and (has_credentials or not self.anonymous.grants):
+            return True
         # A page whose host is an address came from that address, and from no other site.
-        return self.is_on or all(
-            self._hosts.has(one, any_address=self._insecure_open) for one in shown
-        )
+        any_address = self.is_on or self._insecure_open
+        return all(self._hosts.has(one, any_address=any_address) for one in shown)
 
     @property
     def trouble(self) -> str:

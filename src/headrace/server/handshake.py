@@ -170,7 +170,7 @@ class Handshake(asyncio.Protocol):
             health = shared.health
             status, body = health.answer() if path == "/healthz" else health.readiness()
             raise _Answer(status, json.dumps(body), Content_Type="application/json")
-        if not shared.access.knows_host(self._headers.get("host", ())):
+        if not shared.access.is_on and not self._knows_host():
             raise _Answer(421, MISDIRECTED)
         routes = self._door.routes
         make = next((make for route in routes.values() if (make := route(path))), None)
@@ -246,6 +246,11 @@ class Handshake(asyncio.Protocol):
         listed = ",".join(self._headers.get("sec-websocket-protocol", [])).split(",")
         return [name.strip(_BLANKS) for name in listed]
 
+    def _knows_host(self) -> bool:
+        has_credentials = bool(self._tickets() or self._shown_tokens())
+        hosts = self._headers.get("host", ())
+        return self._door.shared.access.knows_host(hosts, has_credentials=has_credentials)
+
     def _refused(self, why: str) -> None:
         self._door.shared.refused(peer_name(self._transport), why)
 
@@ -260,8 +265,10 @@ class Handshake(asyncio.Protocol):
     def _why_page_is_refused(self) -> str:
         """Return the reason, with the exact setting that would allow the page; empty if it is allowed."""
         origins, known = self._headers.get("origin"), self._door.origins
+        # A page that points its own name at this machine is no page of this server.
+        host = self._header("host") if self._knows_host() else ""
         # Only browsers send an Origin, and they always do. Other clients could send any value.
-        if not origins or (len(origins) == 1 and known.allow(origins[0], self._header("host"))):
+        if not origins or (len(origins) == 1 and known.allow(origins[0], host)):
             return ""
         origin = origins[0]
         why = f"a page of origin {quoted(origin)} may not connect"
@@ -285,6 +292,8 @@ class Handshake(asyncio.Protocol):
 
     def _answer(self, refusal: RequestRefusedError) -> None:
         headers = {}
+        if self._transport.is_closing():
+            return  # the peer has left while the answer waited
         if isinstance(refusal, _Answer) and refusal.delay_s:
             self._answered = True  # nothing more is read
             delay_s, refusal.delay_s = refusal.delay_s, 0.0

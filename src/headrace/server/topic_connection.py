@@ -103,8 +103,10 @@ class TopicConnection(Connection):
         access, loop = self._shared.access, self._shared.loop
         found = access.identify(command.token, self.address, loop.time(), self.protocol)
         if isinstance(found, Principal):
+            before = self.principal
             self.identified(found)
-            self._session.authenticated(access.valid_ms(found))
+            if found.grants == before.grants or self._keeps_subscriptions():
+                self._session.authenticated(access.valid_ms(found))
             return
         self._denial = found.reason, tokens.CREDENTIALS
         self._refuse(self._session.refuse(found.reason))
@@ -112,6 +114,23 @@ class TopicConnection(Connection):
             self._hold_timer = loop.call_later(found.delay_s, self.end_hold)
         else:
             self._tell_denial()
+
+    def _keeps_subscriptions(self) -> bool:
+        """Refuse a peer, and return False, if it has subscriptions that its new credentials do not allow.
+
+        They would go on after the end of the credentials that allowed them.
+        """
+        wanted = [
+            (Operation.SUBSCRIBE, name)
+            for name in (*(self._subscriptions or ()), *(self._claims or ()))
+        ]
+        wanted += [(Operation.CURSORS, claim.reader) for claim in (self._claims or {}).values()]
+        for operation, name in wanted:
+            if not self.is_granted(operation, name):
+                reason = self._why_denied(operation, name)
+                self._deny(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
+                return False
+        return True
 
     def _why_denied(self, operation: Operation, name: str) -> str:
         wanted = asked_for(operation, name)

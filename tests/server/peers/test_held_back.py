@@ -18,6 +18,8 @@ from headrace.server.access import Access
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers import connection
 from headrace.server.peers.pause import Pause
+from headrace.server.topic_connection import FiggConnection
+from headrace.session.server import Close
 from headrace.wire import tokens
 from headrace.wire.figg.messages import encode_auth
 from tests.server.test_figg_connection import WAIT_S, Figg
@@ -485,6 +487,27 @@ async def test_a_publish_that_waits_is_not_stored_after_its_token_was_revoked(
         await peer.rest()
         server.commit()
         assert server.stored == []
+
+
+async def test_an_error_in_the_end_of_one_connection_does_not_spare_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Credentials are ended by the periodic work of the server, which stops the server after an error."""
+    async with serving(tmp_path, Limits(), access=TOKENS) as server:
+        peers = [await server.identified("a") for _ in range(3)]
+        broken = peers[0].writer.get_extra_info("sockname")[1]
+        turned_away = FiggConnection._turned_away
+
+        def fail(connection: FiggConnection, reason: str) -> Close:
+            if connection.peer.endswith(f":{broken}"):
+                raise RuntimeError("an error in the end")
+            return turned_away(connection, reason)
+
+        monkeypatch.setattr(FiggConnection, "_turned_away", fail)
+        server.revoke()
+        for peer in peers:
+            await peer.rest()
+        await server.until(lambda: not server.connections.open)
 
 
 async def test_connections_of_one_principal_share_its_rate_and_others_have_their_own(

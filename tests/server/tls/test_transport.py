@@ -333,6 +333,22 @@ async def test_a_peer_that_has_ended_its_side_still_gets_answers(
     assert peer.is_told_the_end
 
 
+async def test_what_a_peer_sends_after_its_end_is_not_kept(
+    door: Door, trusted: ssl.SSLContext
+) -> None:
+    """A connection whose publishes wait stays open after the end, and the socket is read."""
+    app = App(keeps_open=True)
+    peer = Peer(door.gate, app, trusted)
+    peer.shake_hands()
+    peer.end()
+    peer.send_raw(bytes(1 << 20))
+    assert peer.server._incoming is not None
+    assert peer.server._incoming.pending < 1 << 16
+    assert app.transport is not None
+    app.transport.write(b"the last answer")
+    assert peer.received() == b"the last answer"
+
+
 @pytest.mark.parametrize("with_end_of_tls", [True, False])
 async def test_an_end_closes_a_connection_that_does_not_object(
     peer: Peer, app: App, with_end_of_tls: bool

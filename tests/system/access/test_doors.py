@@ -72,11 +72,34 @@ def test_a_page_that_points_its_name_at_this_machine_gets_nothing(tmp_path):
             assert answers(server.ws, host).startswith(b"HTTP/1.1 101") is is_known, host
 
 
-def answers(address: tuple[str, int], host: str) -> bytes:
-    """Return the beginning of the answer to a handshake for this host."""
+def test_a_page_that_points_its_name_at_this_machine_does_not_get_the_grants_of_everyone(tmp_path):
+    Tokens(tmp_path / "data").add("t", EVERYTHING)
+    names = ("--set=listen.hosts=log.example.com", "--set=access.anonymous=inspect:* subscribe:*")
+    with ServerProcess(tmp_path / "data", *names) as server:
+        for host, is_known in (
+            ("localhost:8121", True),
+            ("10.1.2.3:8121", True),
+            ("log.example.com", True),
+            ("evil.example.com:8121", False),
+        ):
+            page = f"Origin: http://{host}\r\n"
+            token = "Authorization: Bearer t\r\n"
+            answer = ask(server, None, "GET", "/v1/topics", headers={"Host": host})
+            assert answer.status_code == (200 if is_known else 421), host
+            assert ask(server, "t", "GET", "/v1/topics", headers={"Host": host}).status_code == 200
+            assert answers(server.ws, host, page).startswith(b"HTTP/1.1 101") is is_known, host
+            assert answers(server.ws, host).startswith(b"HTTP/1.1 101"), "this is not a page"
+            assert answers(server.ws, host, page + token).startswith(b"HTTP/1.1 101")
+        assert answers(
+            server.ws, "evil.example.com", page + "Authorization: Bearer x\r\n"
+        ).startswith(b"HTTP/1.1 401")
+
+
+def answers(address: tuple[str, int], host: str, headers: str = "") -> bytes:
+    """Return the beginning of the answer to a handshake for this host, with further headers."""
     with socket.create_connection(address, 30) as peer:
         peer.sendall(
-            f"GET {wombat.PATH} HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\n"
+            f"GET {wombat.PATH} HTTP/1.1\r\nHost: {host}\r\n{headers}Upgrade: websocket\r\n"
             "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
             "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n".encode()
         )

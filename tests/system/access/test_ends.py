@@ -2,6 +2,8 @@
 
 import contextlib
 import signal
+import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -12,8 +14,9 @@ import httpx
 import msgspec
 import pytest
 
+from headrace.access.guesses import FREE
 from headrace.testing import ServerProcess, wait_until
-from headrace.wire import channel, tokens
+from headrace.wire import channel, readers, tokens
 from headrace.wire.figg import messages as figg
 from headrace.wire.logux import messages as logux
 from headrace.wire.wombat import messages as wombat
@@ -249,7 +252,8 @@ def test_a_client_of_logux_0_does_not_act_as_another_user_by_a_node_id(server, s
     with Socket(server, logux.PATH) as peer:
         peer.send(["connect", version, "bob:1", 0, shown])
         assert "credentials" in peer.hear()[1].lower()
-    for author, answer in (("alice:2", "synced"), ("bob:1", "error")):
+    # A number and a string are the same node in the ids of protocol 5.
+    for author, answer in (("alice:2", "synced"), ("bob:1", "error"), (5, "error")):
         with Socket(server, logux.PATH) as peer:
             peer.send(["connect", version, "alice:1", 0, shown])
             assert peer.hear()[0] == "connected"
@@ -258,3 +262,61 @@ def test_a_client_of_logux_0_does_not_act_as_another_user_by_a_node_id(server, s
             while heard[0] in ("pong", "sync"):
                 heard = peer.hear()
             assert heard[0] == answer
+
+
+@pytest.mark.parametrize("asks", ["subscription", "reader"])
+def test_no_subscription_outlives_the_credentials_that_allowed_it(server, stored, asks):
+    """A peer cannot keep what a token has opened by showing another one before the first is revoked."""
+    stored.add("reads", ["subscribe:secret", "cursors:r"])
+    stored.add("also reads", ["subscribe:secret", "cursors:r"])
+    stored.add("writes", ["publish:other", "subscribe:secret" if asks == "reader" else "cursors:r"])
+    wait_until(lambda: is_known(server, "writes"))
+    with Figg(server, "reads") as peer, Figg(server, "kept") as kept:
+        if asks == "subscription":
+            peer.send(figg.encode_attach("secret", None))
+            assert peer.hear_until(figg.Attached)
+        else:
+            peer.send(
+                figg.encode_of_reader(
+                    readers.Read("secret", "r", newest=False, instance=1, window=1 << 20)
+                )
+            )
+            assert peer.hear_until(readers.Reading)
+        peer.send(figg.encode_auth("also reads"))
+        assert peer.hear_until(tokens.AuthOk, tokens.AuthRefused) == tokens.AuthOk(0)
+        peer.send(figg.encode_auth("writes"))
+        refused = peer.hear_until(tokens.AuthOk, tokens.AuthRefused)
+        assert isinstance(refused, tokens.AuthRefused)
+        assert refused.code == tokens.FORBIDDEN
+        stored.revoke("reads")
+        assert published(kept, "secret", 0)
+        assert peer.hear_until(figg.Data, readers.Records) is None
+
+
+def test_wrong_credentials_whose_sender_does_not_wait_for_the_answer_do_no_harm(server):
+    """The answers of many wrong handshakes wait. The fixture checks that no error was logged."""
+    host, port = server.ws
+    wrong = (
+        f"GET {wombat.PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer wrong\r\nUpgrade: websocket\r\n"
+        "Connection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
+    ).encode()
+    waiting = []
+    for _ in range(FREE + 5):
+        waiting.append(socket.create_connection((host, port), 30))
+        waiting[-1].sendall(wrong)
+    wait_until(lambda: refused_credentials(server) == len(waiting))
+    # The answer to the last one waits longest.
+    with socket.create_connection((host, port), 30) as last:
+        last.sendall(wrong)
+        for one in waiting:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            one.close()
+        assert last.recv(100).startswith(b"HTTP/1.1 401")
+    assert is_known(server, "kept")
+
+
+def refused_credentials(server: ServerProcess) -> int:
+    text = ask(server, "kept", "GET", "/metrics").text
+    counts = [line.split() for line in text.splitlines() if "credentials_refused_total{" in line]
+    return sum(int(float(count)) for name, count in counts if 'protocol="http"' in name)

@@ -128,8 +128,12 @@ class AccessGate:
         await refusal(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
-        if scope["path"] not in OPEN_PATHS and not self._access.knows_host(headers.getlist("host")):
-            return refused(scope, 421, MISDIRECTED)
+        if scope["path"] not in OPEN_PATHS:
+            # A wrong token is refused later.
+            has_credentials = "authorization" in headers or scope.get(CERTIFICATE) is not None
+            hosts = headers.getlist("host")
+            if not self._access.knows_host(hosts, has_credentials=has_credentials):
+                return refused(scope, 421, MISDIRECTED)
         is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
         if is_change and _is_from_page(headers):
             # For any page it shows, a browser sends some such requests to any host the machine can reach.

@@ -246,13 +246,12 @@ class BoundedProtocol(HttpToolsProtocol):
 class _Transport:
     """Transport for uvicorn: the real one, except that closing it early loses no answer."""
 
-    __slots__ = ("_is_ending", "_protocol", "_transport", "write")
+    __slots__ = ("_is_ending", "_protocol", "_transport")
 
     def __init__(self, transport: asyncio.Transport, protocol: BoundedProtocol) -> None:
         self._transport = transport
         self._protocol = protocol
         self._is_ending = False
-        self.write = transport.write
 
     def close(self) -> None:
         if self._is_ending:
@@ -265,6 +264,11 @@ class _Transport:
     def hang_up(self) -> None:
         self._is_ending = True
         hang_up(self._transport, lambda: self._protocol.connection_lost(None))
+
+    def write(self, data: bytes) -> None:
+        # With pipelined requests, uvicorn answers the earlier ones also when the peer has left.
+        if not self._transport.is_closing():
+            self._transport.write(data)
 
     def is_closing(self) -> bool:
         return self._is_ending or self._transport.is_closing()

@@ -17,7 +17,7 @@ from headrace.config.protocols import LoguxSettings
 from headrace.errors import BadTopicNameError
 from headrace.log.store import Runner, Topic
 from headrace.model import LOGUX_PREFIX, Position, Refusal, RefusedPublish, check_topic_name
-from headrace.payload.logux import Event
+from headrace.payload.logux import Event, stamp_of
 from headrace.server.access import (
     Refused,
     Verify,
@@ -258,6 +258,8 @@ class LoguxConnection(PingedConnection):
         if self._publishable.get(self.topic) is not True and not self._may_publish(self.topic):
             return True
         users = {user_of(node) for one in events for node in one.created[1:] if type(node) is str}
+        # A node may be a number. In the form of protocol 5, number and string are the same node.
+        users |= {user_of(stamp.host) for one in events if (stamp := stamp_of(one.created))}
         return any(
             user != self._user and not self.is_granted(Operation.ACT, user) for user in users
         )

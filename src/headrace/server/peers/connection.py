@@ -401,7 +401,7 @@ class Connection:
         self._shared.metrics.count_limit(limit)
         reason = f"no credentials were shown in time (limits.{limit})"
         self.count_refusal(reason)
-        self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+        self._turn_away_now(reason)
 
     def end_stranger(self) -> None:
         """End the connection: its time for showing credentials is over."""
@@ -412,8 +412,17 @@ class Connection:
         self._publishable.clear()
         if not self.is_gone and self._goodbye is None:
             logger.info("%s: closing: %s", self.peer, reason)
-            self._discard_pending()
+            self._turn_away_now(reason, keeps_pending=False)
+
+    def _turn_away_now(self, reason: str, *, keeps_pending: bool = True) -> None:
+        """End the connection. The periodic work calls this, and all others go on after an internal error."""
+        try:
+            if not keeps_pending:
+                self._discard_pending()
             self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
+        except Exception:
+            logger.exception("%s: internal error in the end of a connection", self.peer)
+            self._transport.abort()
 
     def _turned_away(self, reason: str) -> Close:
         """Refuse the peer in the protocol's own terms, because of its credentials."""

@@ -121,6 +121,8 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         data = self._gate.buffer[:nbytes]
+        if self._ended:
+            return  # OpenSSL reads nothing after the end of the stream, and would keep all of it
         if self._incoming is None and not self._begins(data):
             return
         assert self._incoming is not None
