@@ -294,8 +294,7 @@ class TopicConnection(Connection):
         self._answer_soon()
 
     def reader_ends(self, claim: Claim, subscription: BrokerSubscription) -> None:
-        if self._pulling:
-            self._pulling.pop(subscription, None)
+        self._output.forget(subscription)
 
     def reader_lost(self, claim: Claim, reason: str, refused: bool) -> None:
         if self._claims and self._claims.get(claim.topic) is claim:
@@ -313,13 +312,13 @@ class TopicConnection(Connection):
     def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         if self._claims and self._is_full(subscription):
             return False
-        return super().deliver(subscription, slices)
+        return self._output.deliver(subscription, slices)
 
     def ready(self, subscription: BrokerSubscription) -> None:
         if not (self._claims and self._is_full(subscription)):
             super().ready(subscription)
 
-    def _wants_more(self, subscription: BrokerSubscription) -> bool:
+    def wants_more(self, subscription: BrokerSubscription) -> bool:
         return not (self._claims and self._is_full(subscription))
 
     def _is_full(self, subscription: BrokerSubscription) -> bool:
@@ -361,11 +360,11 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         if self._is_new:
             self._is_new = False
             if stranger := recognise(data, self._shared.listeners):
-                self._write(stranger.answer)
+                self.write(stranger.answer)
                 self.handle([self._session.refuse(stranger.reason)], len(data))
                 return
         self.handle(self._session.receive_data(data), len(data) - self._session.unread_bytes)
-        self.heard(len(data))
+        self._shared.strangers.heard(self, len(data))
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
 

@@ -384,7 +384,7 @@ class ChannelConnection(PingedConnection):
     def messages(self, channel: str, batch: Batch) -> bool:
         if self.is_gone:
             return False
-        if not self._writable:
+        if not self._output.is_writable:
             self._stalled[channel] = None
             return False
         # The frame follows `joined` and all earlier answers, and is written with the others of one commit.
@@ -422,7 +422,7 @@ class ChannelConnection(PingedConnection):
         super().resume_writing()
         self._was_heard()  # the peer has read something
         self._carry_on()
-        while self._stalled and self._writable:
+        while self._stalled and self._output.is_writable:
             name = next(iter(self._stalled))
             del self._stalled[name]
             channel = self._joined.get(name)

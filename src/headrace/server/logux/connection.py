@@ -362,15 +362,15 @@ class LoguxConnection(PingedConnection):
 
     def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
-            if not self._writable:
+            if not self._output.is_writable:
                 self._feed.fell_back(subscription)
                 return False
-            self._write(piece.data)
+            self.write(piece.data)
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
             self._feed.passed(subscription)
         return True
 
-    def _pulled(self, subscription: BrokerSubscription) -> None:
+    def pulled(self, subscription: BrokerSubscription) -> None:
         self._feed.passed(subscription)
 
     def lost(self) -> None:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 
 from headrace.access.operations import Name, Operation
 from headrace.access.principals import Kind, Principal
-from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
+from headrace.broker.broker import BrokerSubscription
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
@@ -42,16 +43,13 @@ COMMAND_OVERHEAD_BYTES = 1024
 """Memory for a pending command besides what the peer has sent."""
 PUBLISHABLE_MAX = 10_000
 """Topics of one connection for which the decision of access control is remembered."""
-_PUMP_BYTES = 1 << 20
-_PUMP_ITEMS = 500
-"""Bytes and items that are written for one connection before the others have their turn."""
 _TURN_S = 0.005
 GOODBYE_TIMEOUT_S = 30.0
 """Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
 
 
 class Connection:
-    """Implements the broker's `Sink`."""
+    """Implements the broker's `Sink`, besides `attached` and `deliver`, which depend on the protocol."""
 
     __slots__ = (
         "_answering",
@@ -68,20 +66,15 @@ class Connection:
         "_is_held",
         "_is_looking",
         "_knows_tokens",
+        "_output",
         "_paused",
         "_publishable",
-        "_pulling",
-        "_pumping",
-        "_queue",
-        "_queued_bytes",
         "_session",
         "_shared",
-        "_strange_bytes",
         "_subscriptions",
         "_transport",
         "_turn_s",
         "_unacknowledged_bytes",
-        "_writable",
         "peer",
         "principal",
         "who",
@@ -96,15 +89,11 @@ class Connection:
         """By topic: the claim of a named reader, which reads or waits for its turn."""
         self._heard_s = shared.loop.time()
         """Time when the peer was last heard."""
-        self._queue: deque[tuple[BrokerSubscription, bytes]] | None = None
-        self._pulling: dict[BrokerSubscription, None] | None = None
-        self._queued_bytes = 0
+        self._output = Output(shared, self)
         self._counted = 0
         """Number of subscriptions that the limits of all connections count."""
         self._unacknowledged_bytes = 0
-        self._writable = True
         self._paused = 0
-        self._pumping = False
         self._turn_s = 0.0
         """Time of the first of several large reads in a row; 0 outside such a series."""
         self._answering = False
@@ -126,8 +115,6 @@ class Connection:
         """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
-        self._strange_bytes = 0
-        """Bytes that the peer has sent before it has shown its credentials."""
         self._denial: tuple[str, int] | None = None
         """Reason and code of a refusal that such a peer is still to be told."""
         self._publishable: dict[str, bool] = {}
@@ -153,7 +140,7 @@ class Connection:
         shared.open.add(self)
         shared.tally.add(self.who)
         if self._is_stranger:
-            shared.strangers[self] = shared.loop.time()
+            shared.strangers.add(self)
         shared.access.hold(self.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -166,18 +153,16 @@ class Connection:
         shared = self._shared
         shared.lost(self)
         shared.access.release(self.principal, self.credentials_ended)
-        shared.strangers.pop(self, None)
+        shared.strangers.forget(self)
         if shared.trace is not None:
             shared.trace.lost(self)
         for subscription in (self._subscriptions or {}).values():
             shared.broker.unsubscribe(subscription)
-        shared.output_bytes -= self._queued_bytes
-        self._queued_bytes = 0
-        self._subscriptions = self._queue = self._pulling = self._claims = None
+        self._output.close()
+        self._subscriptions = self._claims = None
         self._count_subscriptions()
         self._drop_commands()
         shared.throttle.lost(self)
-        self._writable = False
         self._release()
         if self._goodbye_timer is not None:
             self._goodbye_timer.cancel()
@@ -349,13 +334,11 @@ class Connection:
         self._resume(Pause.TURN)
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._output.pause()
 
     def resume_writing(self) -> None:
-        self._writable = True
+        self._output.resume()
         self._resume(Pause.ANSWERS)
-        if self._queue or self._pulling:
-            self._pump_soon()
 
     # Access
 
@@ -366,7 +349,7 @@ class Connection:
         self.principal = principal
         self._publishable.clear()
         access.hold(principal, self.credentials_ended)
-        self._known()
+        self._shared.strangers.forget(self)
         before, self.who = self.who, Who.of(self.address, principal)
         shared = self._shared
         if self in shared.open:
@@ -382,30 +365,13 @@ class Connection:
         is_anonymous = self.principal.kind is Kind.ANONYMOUS
         return access.is_on and is_anonymous and not access.anonymous.grants
 
-    def _known(self) -> None:
-        """Note that the peer has shown who it is, or that it need not."""
-        self._shared.strangers.pop(self, None)
-
-    def heard(self, size: int) -> None:
-        """Note that `size` bytes were received and handled: a peer may send a few without credentials."""
-        shared = self._shared
-        if shared.strangers and self in shared.strangers:
-            self._strange_bytes += size
-            if self._strange_bytes > shared.limits.authentication_bytes_max:
-                self._end_stranger("authentication_bytes_max")
-
-    def _end_stranger(self, limit: str) -> None:
-        self._known()
-        if self.is_gone or self._goodbye is not None:
-            return
-        self._shared.metrics.count_limit(limit)
-        reason = f"no credentials were shown in time (limits.{limit})"
-        self.count_refusal(reason)
-        self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
-
-    def end_stranger(self) -> None:
-        """End the connection: its time for showing credentials is over."""
-        self._end_stranger("authentication_s")
+    def end_stranger(self, limit: str) -> None:
+        """End the connection: the peer has reached this limit and has not shown its credentials."""
+        if not self.is_gone and self._goodbye is None:
+            self._shared.metrics.count_limit(limit)
+            reason = f"no credentials were shown in time (limits.{limit})"
+            self.count_refusal(reason)
+            self.handle([self._turned_away(reason)._replace(is_peers_fault=False)], 0)
 
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""
@@ -469,8 +435,7 @@ class Connection:
         subscription = self._subscriptions.pop(name)
         self._shared.broker.unsubscribe(subscription)
         self._count_subscriptions()
-        if self._pulling:
-            self._pulling.pop(subscription, None)
+        self._output.forget(subscription)
 
     @property
     def _subscription_count(self) -> int:
@@ -573,16 +538,9 @@ class Connection:
             self.close(self._goodbye.reason, self._goodbye.code)
 
     def _write_answer(self, data: bytes) -> None:
-        self._write(data)
+        self.write(data)
         if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
             self.pause(Pause.ANSWERS)
-
-    def _write(self, data: bytes) -> None:
-        # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
-        if data and not self._closed and not self._transport.is_closing():
-            if self._shared.trace is not None:
-                self._shared.trace.sent(self, data)
-            self._transport.write(data)
 
     def pause(self, why: int) -> None:
         """Stop reading until every reason for a pause is gone."""
@@ -608,7 +566,7 @@ class Connection:
     def close(self, reason: str, code: int) -> None:
         """Send pending answers and the reason, then hang up."""
         if not self.is_gone:
-            self._write(self._session.data_to_send())
+            self.write(self._session.data_to_send())
             if self._shared.trace is not None:
                 self._shared.trace.closes(self, reason)
             self._say_goodbye(reason, code)
@@ -629,21 +587,6 @@ class Connection:
 
     # Sink for the broker
 
-    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
-        for piece in slices:
-            if self._writable and not self._queue:
-                self._write(piece.data)
-            else:
-                if not self._shared.has_room_for_output(self._queued_bytes):
-                    return False
-                if self._queue is None:
-                    self._queue = deque()
-                self._queue.append((subscription, piece.data))
-                self._queued_bytes += len(piece.data)
-                self._shared.output_bytes += len(piece.data)
-            subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
-        return True
-
     def live(self, subscription: BrokerSubscription) -> None:
         """Do nothing: most protocols do not announce it."""
 
@@ -654,49 +597,19 @@ class Connection:
         """Do nothing: frames carry their offset, so the peer sees which records are missing."""
 
     def ready(self, subscription: BrokerSubscription) -> None:
-        if self._pulling is None:
-            self._pulling = {}
-        self._pulling[subscription] = None
-        self._pump_soon()
+        self._output.ready(subscription)
 
-    def _wants_more(self, subscription: BrokerSubscription) -> bool:
-        """False if the subscription has to wait until `ready` is called for it."""
+    # Receiver of the output
+
+    def write(self, data: bytes) -> None:
+        # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
+        if data and not self._closed and not self._transport.is_closing():
+            if self._shared.trace is not None:
+                self._shared.trace.sent(self, data)
+            self._transport.write(data)
+
+    def wants_more(self, subscription: BrokerSubscription) -> bool:
         return True
 
-    def _pulled(self, subscription: BrokerSubscription) -> None:
-        """Called when the data up to the subscription's position was pulled and is about to be written."""
-
-    def _pump_soon(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self._shared.turns.later(self._pump)
-
-    def _pump(self) -> None:
-        """Write waiting data while there is room: queued live records first, because they came first."""
-        self._pumping = False
-        written = 0
-        until = time.monotonic() + _TURN_S
-        for _ in range(_PUMP_ITEMS):
-            if not self._writable or written > _PUMP_BYTES or time.monotonic() > until:
-                break
-            if self._queue:
-                subscription, data = self._queue.popleft()
-                self._queued_bytes -= len(data)
-                self._shared.output_bytes -= len(data)
-                if subscription.state is SubscriptionState.CLOSED:
-                    continue
-            elif self._pulling:
-                subscription = next(iter(self._pulling))
-                del self._pulling[subscription]
-                data = self._shared.broker.pull(subscription)
-                self._pulled(subscription)
-                resumes = data and subscription.state is SubscriptionState.RESUMING
-                if resumes and self._wants_more(subscription):
-                    self._pulling[subscription] = None
-            else:
-                return
-            if data:
-                self._write(data)
-                written += len(data)
-        if self._writable:
-            self._pump_soon()
+    def pulled(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: frames carry their offset."""
