@@ -115,7 +115,7 @@ class TopicConnection(Connection):
 
     def _why_denied(self, operation: Operation, name: str) -> str:
         wanted = asked_for(operation, name)
-        if self.principal.kind is Kind.ANONYMOUS:
+        if self.rights.principal.kind is Kind.ANONYMOUS:
             return f"a token is needed for {wanted}"
         return f"the credentials have no grant for {wanted}"
 
@@ -125,7 +125,7 @@ class TopicConnection(Connection):
         A peer that knows of tokens is told at once. Another one would take the message for a fault of the
         server, and connect again: it is told when it is held no longer.
         """
-        is_anonymous = self.principal.kind is Kind.ANONYMOUS
+        is_anonymous = self.rights.principal.kind is Kind.ANONYMOUS
         self._denial = close.reason, tokens.CREDENTIALS if is_anonymous else tokens.FORBIDDEN
         self._refuse(close)
         if self._knows_tokens or self._hold_timer is None:
@@ -164,10 +164,11 @@ class TopicConnection(Connection):
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
-        if self.principal is not OPEN:
-            publishable = self._publishable
+        rights = self.rights
+        if rights.principal is not OPEN:
+            publishable = rights.publishable
             for topic in records:
-                if publishable.get(topic) is not True and not self._may_publish(topic):
+                if publishable.get(topic) is not True and not rights.may_publish(topic):
                     self._forbid_publish(command, topic)
                     return
         if why := self._shared.why_not_created(records):
@@ -190,7 +191,7 @@ class TopicConnection(Connection):
         self._deny(self._session.refuse_publish(reason, websocket.POLICY_VIOLATION, refused))
 
     def _attach(self, command: AttachCommand) -> None:
-        if not self.is_granted(Operation.SUBSCRIBE, command.topic):
+        if not self.rights.is_granted(Operation.SUBSCRIBE, command.topic):
             reason = self._why_denied(Operation.SUBSCRIBE, command.topic)
             self._deny(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
             return
@@ -245,7 +246,7 @@ class TopicConnection(Connection):
             (Operation.SUBSCRIBE, command.topic),
             (Operation.CURSORS, command.reader),
         ):
-            if not self.is_granted(operation, name):
+            if not self.rights.is_granted(operation, name):
                 reason = self._why_denied(operation, name)
                 self._session.tell_reader(readers.Lost(command.topic, readers.REFUSED, reason))
                 return

@@ -13,14 +13,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from headrace.access.operations import Name, Operation
-from headrace.access.principals import Kind, Principal
+from headrace.access.principals import Principal
 from headrace.broker.broker import BrokerSubscription
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.rights import Rights
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
 from headrace.server.tls.transport import peer_certificate
@@ -41,8 +41,6 @@ COMMANDS_AT_ONCE_MAX = 20
 """Commands of one read that are executed at once. The rest take turns with other connections' commands."""
 COMMAND_OVERHEAD_BYTES = 1024
 """Memory for a pending command besides what the peer has sent."""
-PUBLISHABLE_MAX = 10_000
-"""Topics of one connection for which the decision of access control is remembered."""
 _TURN_S = 0.005
 GOODBYE_TIMEOUT_S = 30.0
 """Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
@@ -68,7 +66,6 @@ class Connection:
         "_knows_tokens",
         "_output",
         "_paused",
-        "_publishable",
         "_session",
         "_shared",
         "_subscriptions",
@@ -76,7 +73,7 @@ class Connection:
         "_turn_s",
         "_unacknowledged_bytes",
         "peer",
-        "principal",
+        "rights",
         "who",
     )
     protocol: str
@@ -111,14 +108,11 @@ class Connection:
         """Memory for the pending commands since the first of them had to wait."""
         self._is_looking = False
         """True if `_look_ahead` is scheduled."""
-        self.principal = shared.access.anonymous
-        """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
+        self.rights = Rights(shared.access, shared.broker.store)
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
         self._denial: tuple[str, int] | None = None
         """Reason and code of a refusal that such a peer is still to be told."""
-        self._publishable: dict[str, bool] = {}
-        """Topics that the peer may publish to; the value is True if the peer may also create the topic."""
 
     # Transport
 
@@ -127,9 +121,9 @@ class Connection:
         self._transport = transport
         self.peer = peer_name(transport)
         shared = self._shared
-        if self.principal is shared.access.anonymous:
-            self.principal = shared.access.certified(peer_certificate(transport))
-        self.who = Who.of(self.address, self.principal)
+        if self.rights.principal is shared.access.anonymous:
+            self.rights.identify(shared.access.certified(peer_certificate(transport)))
+        self.who = Who.of(self.address, self.rights.principal)
         shared.metrics.count("connections_total")
         if shared.trace is not None:
             shared.trace.opened(self)
@@ -139,9 +133,9 @@ class Connection:
             return
         shared.open.add(self)
         shared.tally.add(self.who)
-        if self._is_stranger:
+        if self.rights.are_none:
             shared.strangers.add(self)
-        shared.access.hold(self.principal, self.credentials_ended)
+        shared.access.hold(self.rights.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -152,7 +146,7 @@ class Connection:
     def lost(self) -> None:
         shared = self._shared
         shared.lost(self)
-        shared.access.release(self.principal, self.credentials_ended)
+        shared.access.release(self.rights.principal, self.credentials_ended)
         shared.strangers.forget(self)
         if shared.trace is not None:
             shared.trace.lost(self)
@@ -345,9 +339,8 @@ class Connection:
     def identified(self, principal: Principal) -> None:
         """Note who the peer is: it has shown its credentials."""
         access = self._shared.access
-        access.release(self.principal, self.credentials_ended)
-        self.principal = principal
-        self._publishable.clear()
+        access.release(self.rights.principal, self.credentials_ended)
+        self.rights.identify(principal)
         access.hold(principal, self.credentials_ended)
         self._shared.strangers.forget(self)
         before, self.who = self.who, Who.of(self.address, principal)
@@ -357,13 +350,6 @@ class Connection:
             shared.subscriptions.move(before, self.who, self._counted)
             if why := shared.tally.excess(self.who):
                 self.handle([self._session.refuse(why)], 0)
-
-    @property
-    def _is_stranger(self) -> bool:
-        """True if the peer may do nothing before it has shown its credentials."""
-        access = self._shared.access
-        is_anonymous = self.principal.kind is Kind.ANONYMOUS
-        return access.is_on and is_anonymous and not access.anonymous.grants
 
     def end_stranger(self, limit: str) -> None:
         """End the connection: the peer has reached this limit and has not shown its credentials."""
@@ -375,7 +361,7 @@ class Connection:
 
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""
-        self._publishable.clear()
+        self.rights.publishable.clear()
         if not self.is_gone and self._goodbye is None:
             logger.info("%s: closing: %s", self.peer, reason)
             self._discard_pending()
@@ -384,21 +370,6 @@ class Connection:
     def _turned_away(self, reason: str) -> Close:
         """Refuse the peer in the protocol's own terms, because of its credentials."""
         return self._session.refuse(reason)
-
-    def is_granted(self, operation: Operation, name: Name) -> bool:
-        return self._shared.access.decide(self.principal, operation, name)
-
-    def _may_publish(self, topic: str) -> bool:
-        """Return True if the peer may publish to a topic now. Each topic is asked for once."""
-        may_create = self._publishable.get(topic)
-        if may_create is None:
-            if not self.is_granted(Operation.PUBLISH, topic):
-                return False
-            if len(self._publishable) >= PUBLISHABLE_MAX:
-                self._publishable.clear()
-            may_create = self.is_granted(Operation.CREATE, topic)
-            self._publishable[topic] = may_create
-        return may_create or self._shared.broker.store.look(topic).exists
 
     # Commands
 
@@ -502,7 +473,7 @@ class Connection:
     @property
     def names(self) -> tuple[str, ...]:
         """All names under which a trace can follow this connection."""
-        return self.peer, self.address, str(self.principal)
+        return self.peer, self.address, str(self.rights.principal)
 
     @property
     def unfinished(self) -> bytes:
