@@ -1,6 +1,6 @@
 """Connections with topics, Figg over TCP and Wombat over WebSocket: publish, attach, named readers.
 
-Elsewhere: the wire formats, and how much is written when (`peers/connection.py`).
+Elsewhere: the wire formats, and how much is written when (`peers/output.py`).
 """
 
 import asyncio

@@ -1,9 +1,8 @@
-"""A connection of any protocol: a transport, a session, subscriptions. Decides how much is written when.
+"""A connection of any protocol: executes the commands of a session, and decides when its peer is read.
 
-Answers (ACK, PONG, ATTACHED) are written at once. Records wait in the connection's own queue until the
-transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere:
-`topic_connection.py` and `websocket.py` turn bytes into commands; what all connections share is in
-`connections.py`.
+Answers (ACK, PONG, ATTACHED) are written at once. Elsewhere: records that wait for room (`output.py`), who
+the peer is (`rights.py`), what all connections share (`connections.py`); `topic_connection.py` and
+`websocket.py` turn bytes into commands.
 """
 
 import asyncio
@@ -112,7 +111,7 @@ class Connection:
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
         self._denial: tuple[str, int] | None = None
-        """Reason and code of a refusal that such a peer is still to be told."""
+        """Reason and code of a refusal that the peer is still to be told."""
 
     # Transport
 
@@ -261,7 +260,10 @@ class Connection:
     def _hold(self, weight: int) -> None:
         self._held_bytes += weight
         self._shared.throttle.held_bytes += weight
-        if self._held_bytes > self._shared.held_bytes_max:
+        shared = self._shared
+        if self._held_bytes > shared.held_bytes_max and not self._paused & Pause.HELD:
+            if shared.is_crowded:
+                shared.metrics.count_limit("held_bytes_max")
             self.pause(Pause.HELD)
 
     def _unhold(self, weight: int) -> None:

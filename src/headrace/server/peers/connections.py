@@ -110,8 +110,12 @@ class Connections:
     @property
     def held_bytes_max(self) -> int:
         """Memory for held publishes above which one connection is not read."""
-        is_crowded = self.throttle.held_bytes > self.limits.held_bytes_max
-        return 0 if is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
+        return 0 if self.is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if held publishes of all connections have more memory than the limit."""
+        return self.throttle.held_bytes > self.limits.held_bytes_max
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
