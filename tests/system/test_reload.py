@@ -69,25 +69,13 @@ def test_sighup_takes_over_what_may_change_and_names_what_needs_a_restart(
         server.signal(signal.SIGHUP)
         wait_for_line(server, "SIGHUP: changed: log_level, retention.age_s, access.token\n")
         wait_for_line(server, "these settings keep their values until a restart: journal.files\n")
-        wait_for_line(
-            server,
-            "tokens ([[access.token]]) protect only the HTTP API, Logux and channels: Figg at",
-        )
         assert get(server, "/v1/topics")[0] == 401
         wait_for_line(server, 'retention: deleting old records of 1 topic: "old\\n"')
-        assert wire.alive(), "connections stay"
+        while wire.socket.recv(4096):
+            pass  # a peer without a token may stay no longer
     assert server.terminate() == 0
     assert "secret" not in server.stderr
     assert "Traceback" not in server.stderr
-
-
-def test_tokens_that_leave_listeners_open_are_warned_of_at_the_start(
-    start: Start, file: Path
-) -> None:
-    file.write_text(AFTER)
-    server = start(f"--config={file}")
-    host, port = server.ws
-    wait_for_line(server, f"Wombat at {host}:{port} check no tokens")
 
 
 def _take_terminal() -> None:

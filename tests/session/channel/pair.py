@@ -70,6 +70,7 @@ class Pair:
             limits=SimpleNamespace(topics_attached_max=10),
             may_read=lambda size: True,
             paused=set(),
+            trace=None,
             lost=lambda connection: None,
             access=Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, Metrics()),
         )

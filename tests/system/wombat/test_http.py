@@ -108,7 +108,8 @@ def test_what_browsers_and_proxies_make_of_the_handshake_is_accepted(
     found = answer(server, request(headers=UPGRADE | changed))
     assert found.status == 101
     assert "sec-websocket-extensions" not in found.headers
-    assert "sec-websocket-protocol" not in found.headers
+    protocol = "wombat" if "Sec-WebSocket-Protocol" in changed else None
+    assert found.headers.get("sec-websocket-protocol") == protocol
 
 
 def test_compression_is_offered_in_vain_and_not_missed(dial: Dial) -> None:
