@@ -19,7 +19,7 @@ from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
 from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
-from headrace.server.peers.rights import Rights
+from headrace.server.peers.rights import PeerRights
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
 from headrace.server.tls.transport import peer_certificate
@@ -107,7 +107,7 @@ class Connection:
         """Memory for the pending commands since the first of them had to wait."""
         self._is_looking = False
         """True if `_look_ahead` is scheduled."""
-        self.rights = Rights(shared.access, shared.broker.store)
+        self.rights = PeerRights(shared.access, shared.broker.store)
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
         self._denial: tuple[str, int] | None = None
@@ -585,4 +585,4 @@ class Connection:
         return True
 
     def pulled(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: frames carry their offset."""
+        """Do nothing: most protocols need not know how far the log was read."""

@@ -12,7 +12,7 @@ PUBLISHABLE_MAX = 10_000
 """Topics of one connection for which the decision of access control is remembered."""
 
 
-class Rights:
+class PeerRights:
     __slots__ = ("_access", "_store", "principal", "publishable")
 
     def __init__(self, access: Access, store: Store) -> None:

@@ -9,7 +9,7 @@ from typing import Protocol
 from headrace.config.settings import Limits
 
 
-class Stranger(Protocol):
+class UnknownPeer(Protocol):
     """The part of a connection that is known here."""
 
     def __hash__(self) -> int: ...
@@ -34,20 +34,20 @@ class Strangers:
     def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
         self._loop = loop
         self.limits = limits
-        self._visits: dict[Stranger, _Visit] = {}
+        self._visits: dict[UnknownPeer, _Visit] = {}
         """By peer. The first came first."""
 
     def __len__(self) -> int:
         return len(self._visits)
 
-    def add(self, peer: Stranger) -> None:
+    def add(self, peer: UnknownPeer) -> None:
         self._visits[peer] = _Visit(self._loop.time())
 
-    def forget(self, peer: Stranger) -> None:
+    def forget(self, peer: UnknownPeer) -> None:
         """Forget a peer: it has shown its credentials, or it is gone."""
         self._visits.pop(peer, None)
 
-    def heard(self, peer: Stranger, size: int) -> None:
+    def heard(self, peer: UnknownPeer, size: int) -> None:
         """Note that `size` bytes of any peer were received and handled."""
         if self._visits and (visit := self._visits.get(peer)) is not None:
             visit.bytes += size
@@ -62,6 +62,6 @@ class Strangers:
                 break
             self._end(peer, "authentication_s")
 
-    def _end(self, peer: Stranger, limit: str) -> None:
+    def _end(self, peer: UnknownPeer, limit: str) -> None:
         self.forget(peer)
         peer.end_stranger(limit)
