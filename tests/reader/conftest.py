@@ -96,6 +96,8 @@ def _fill(server: ServerProcess) -> dict[str, list[Record]]:
             publish("anew", b"of the first life %d" % number)
         client.flush()
         destroy(server, "anew")
+        with client.subscribe("$audit", offset=0) as trail:
+            sent["$audit"] = [bytes(next(trail).payload)]  # says that the topic was destroyed
         for part in range(12):
             for number in range(60):
                 publish("many", b"%d " % number * (number % 40))

@@ -18,7 +18,7 @@ from headrace.reader.server import ServerLog
 from headrace.reader.view import DataLossError, LogLocation, LogRange, LogView, TopicState
 from tests.reader.conftest import Filled, Record
 
-NAMES = ["anew", "many", "one", "short/many", "é/☃ +&%"]
+NAMES = ["$audit", "anew", "many", "one", "short/many", "é/☃ +&%"]
 
 names = st.sampled_from(NAMES)
 share = st.floats(0, 1)

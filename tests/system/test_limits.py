@@ -5,6 +5,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,22 @@ def test_a_logux_log_above_topics_max_is_refused_at_once(
     client.say("sync", 1, {"type": "x"}, [1, "a:1:1", 0])
     assert client.closed() == 1008
     assert applied(server, "topics_max") == 1
+
+
+def test_a_logux_peer_that_shows_no_credentials_in_time_is_told_so_and_closed(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    digest = sha256(b"known").hexdigest()
+    token = f'[[access.token]]\nname = "known"\nsha256 = "{digest}"\ngrants = ["all:*"]\n'
+    server = serve(start, file, f"{token}[limits]\nauthentication_s = 0.05\n{JOURNAL}")
+    host, port = server.ws
+    client = logux.Client(stack, f"ws://{host}:{port}/v1/logux/main")
+    assert client.hear()[:2] == ["error", "wrong-credentials"]
+    assert client.closed() == 1008
+    shown = {"Authorization": "Bearer known"}
+    text = httpx.get(f"{server.http_url}/metrics", headers=shown).raise_for_status().text
+    applications = 'headrace_limits_applied_total{limit="authentication_s",of="server"}'
+    assert f"{applications} 1.0" in text.splitlines()
 
 
 def test_a_channel_above_channels_max_is_refused_and_its_connection_goes_on(

@@ -201,7 +201,7 @@ class Handshake(asyncio.Protocol):
             self._refused(why)
             raise _Answer(503, why)
         connection = make()
-        connection.principal = principal
+        connection.rights.identify(principal)
         return connection
 
     def _principal(self) -> Principal:

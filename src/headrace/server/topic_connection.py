@@ -1,6 +1,6 @@
 """Connections with topics, Figg over TCP and Wombat over WebSocket: publish, attach, named readers.
 
-Elsewhere: the wire formats, and how much is written when (`peers/connection.py`).
+Elsewhere: the wire formats, and how much is written when (`peers/output.py`).
 """
 
 import asyncio
@@ -134,7 +134,7 @@ class TopicConnection(Connection):
 
     def _why_denied(self, operation: Operation, name: str) -> str:
         wanted = asked_for(operation, name)
-        if self.principal.kind is Kind.ANONYMOUS:
+        if self.rights.principal.kind is Kind.ANONYMOUS:
             return f"a token is needed for {wanted}"
         return f"the credentials have no grant for {wanted}"
 
@@ -144,7 +144,7 @@ class TopicConnection(Connection):
         A peer that knows of tokens is told at once. Another one would take the message for a fault of the
         server, and connect again: it is told when it is held no longer.
         """
-        is_anonymous = self.principal.kind is Kind.ANONYMOUS
+        is_anonymous = self.rights.principal.kind is Kind.ANONYMOUS
         self._denial = close.reason, tokens.CREDENTIALS if is_anonymous else tokens.FORBIDDEN
         self._refuse(close)
         if self._knows_tokens or self._hold_timer is None:
@@ -183,10 +183,11 @@ class TopicConnection(Connection):
 
     def _publish(self, command: Publish, size: int) -> None:
         records, unit = command
-        if self.principal is not OPEN:
-            publishable = self._publishable
+        rights = self.rights
+        if rights.principal is not OPEN:
+            publishable = rights.publishable
             for topic in records:
-                if publishable.get(topic) is not True and not self._may_publish(topic):
+                if publishable.get(topic) is not True and not rights.may_publish(topic):
                     self._forbid_publish(command, topic)
                     return
         if why := self._shared.why_not_created(records):
@@ -209,7 +210,7 @@ class TopicConnection(Connection):
         self._deny(self._session.refuse_publish(reason, websocket.POLICY_VIOLATION, refused))
 
     def _attach(self, command: AttachCommand) -> None:
-        if not self.is_granted(Operation.SUBSCRIBE, command.topic):
+        if not self.rights.is_granted(Operation.SUBSCRIBE, command.topic):
             reason = self._why_denied(Operation.SUBSCRIBE, command.topic)
             self._deny(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
             return
@@ -264,7 +265,7 @@ class TopicConnection(Connection):
             (Operation.SUBSCRIBE, command.topic),
             (Operation.CURSORS, command.reader),
         ):
-            if not self.is_granted(operation, name):
+            if not self.rights.is_granted(operation, name):
                 reason = self._why_denied(operation, name)
                 self._session.tell_reader(readers.Lost(command.topic, readers.REFUSED, reason))
                 return
@@ -313,8 +314,7 @@ class TopicConnection(Connection):
         self._answer_soon()
 
     def reader_ends(self, claim: Claim, subscription: BrokerSubscription) -> None:
-        if self._pulling:
-            self._pulling.pop(subscription, None)
+        self._output.forget(subscription)
 
     def reader_lost(self, claim: Claim, reason: str, refused: bool) -> None:
         if self._claims and self._claims.get(claim.topic) is claim:
@@ -332,13 +332,13 @@ class TopicConnection(Connection):
     def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         if self._claims and self._is_full(subscription):
             return False
-        return super().deliver(subscription, slices)
+        return self._output.deliver(subscription, slices)
 
     def ready(self, subscription: BrokerSubscription) -> None:
         if not (self._claims and self._is_full(subscription)):
             super().ready(subscription)
 
-    def _wants_more(self, subscription: BrokerSubscription) -> bool:
+    def wants_more(self, subscription: BrokerSubscription) -> bool:
         return not (self._claims and self._is_full(subscription))
 
     def _is_full(self, subscription: BrokerSubscription) -> bool:
@@ -380,11 +380,11 @@ class FiggConnection(TopicConnection, asyncio.Protocol):
         if self._is_new:
             self._is_new = False
             if stranger := recognise(data, self._shared.listeners):
-                self._write(stranger.answer)
+                self.write(stranger.answer)
                 self.handle([self._session.refuse(stranger.reason)], len(data))
                 return
         self.handle(self._session.receive_data(data), len(data) - self._session.unread_bytes)
-        self.heard(len(data))
+        self._shared.strangers.heard(self, len(data))
         if len(data) >= _LARGE_READ_BYTES:
             self.more_to_read()
 

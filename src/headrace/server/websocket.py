@@ -66,6 +66,10 @@ class WebSocketConnection(Connection):
         if self._shared.trace is not None:
             self._shared.trace.received(self, messages)
 
+    def heard(self, size: int) -> None:
+        """Called after the messages of a read, which have `size` bytes, were handled."""
+        self._shared.strangers.heard(self, size)
+
     def answer(self, data: bytes) -> None:
         self._write_answer(data)
 
@@ -104,7 +108,7 @@ class WebSocketConnection(Connection):
 
     def _say_goodbye(self, reason: str, code: int) -> None:
         if self._kept_close:
-            self._write(self._kept_close)  # picows counts it as sent, and sends no other
+            self.write(self._kept_close)  # picows counts it as sent, and sends no other
             return
         self._says_goodbye = True
         self._websocket.send_close(WSCloseCode(code), websocket.close_reason(reason))

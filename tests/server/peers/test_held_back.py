@@ -334,6 +334,7 @@ async def test_the_memory_of_publishers_that_wait_is_bounded(tmp_path: Path) -> 
         await server.until(
             lambda: all(one._paused & Pause.HELD for one in connections.open)  # type: ignore[attr-defined]
         )
+        assert server.applied("held_bytes_max") >= len(peers)
         a_read = 1 << 19
         assert connections.throttle.held_bytes <= bytes_max + len(peers) * a_read
         server.lift()

@@ -17,9 +17,10 @@ from headrace.config.protocols import ChannelSettings
 from headrace.errors import ChannelError
 from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Refused, token_in
-from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES, PUBLISHABLE_MAX
+from headrace.server.peers.connection import COMMAND_OVERHEAD_BYTES
 from headrace.server.peers.connections import Connections
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.rights import PUBLISHABLE_MAX
 from headrace.server.peers.throttle import Cost
 from headrace.server.websocket import PingedConnection, PingedConnections
 from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
@@ -179,7 +180,7 @@ class ChannelConnection(PingedConnection):
                 self._shared.loop.call_later(found.delay_s, self._turn_away)
                 return
             self.identified(found)
-        if access.may_join_as(self.principal, command.processor):
+        if access.may_join_as(self.rights.principal, command.processor):
             self.handle(self._session.let_in(), 0)
         else:
             self._turn_away()
@@ -274,9 +275,9 @@ class ChannelConnection(PingedConnection):
             if len(self._joinable) >= PUBLISHABLE_MAX:
                 self._joinable.clear()
             member = MemberName(name, self._session.processor)
-            may_join = self._joinable[name] = self.is_granted(Operation.JOIN, member)
+            may_join = self._joinable[name] = self.rights.is_granted(Operation.JOIN, member)
         if not may_join and not (
-            reads_state and self.is_granted(Operation.SUBSCRIBE, CHANNEL_PREFIX + name)
+            reads_state and self.rights.is_granted(Operation.SUBSCRIBE, CHANNEL_PREFIX + name)
         ):
             raise ChannelError("forbidden", f"the credentials are not for channel {name!r}")
 
@@ -384,7 +385,7 @@ class ChannelConnection(PingedConnection):
     def messages(self, channel: str, batch: Batch) -> bool:
         if self.is_gone:
             return False
-        if not self._writable:
+        if not self._output.is_writable:
             self._stalled[channel] = None
             return False
         # The frame follows `joined` and all earlier answers, and is written with the others of one commit.
@@ -422,7 +423,7 @@ class ChannelConnection(PingedConnection):
         super().resume_writing()
         self._was_heard()  # the peer has read something
         self._carry_on()
-        while self._stalled and self._writable:
+        while self._stalled and self._output.is_writable:
             name = next(iter(self._stalled))
             del self._stalled[name]
             channel = self._joined.get(name)

@@ -211,8 +211,8 @@ class LoguxConnection(PingedConnection):
             self._user = user_of(command.host)
         if (
             principal is not None
-            and self.is_granted(Operation.ACT, self._user)
-            and self.is_granted(Operation.SUBSCRIBE, self.topic)
+            and self.rights.is_granted(Operation.ACT, self._user)
+            and self.rights.is_granted(Operation.SUBSCRIBE, self.topic)
         ):
             self._feed.let_in()
             credentials = self.hub.settings.credentials or None
@@ -240,7 +240,7 @@ class LoguxConnection(PingedConnection):
             return application_principal(user_of(command.host), self.topic) if is_known else None
         token = token_in(command.credentials)
         if token is None:
-            return self.principal
+            return self.rights.principal
         shared = self._shared
         found = shared.access.identify(token, self.address, shared.loop.time(), self.protocol)
         if isinstance(found, Refused):
@@ -253,15 +253,17 @@ class LoguxConnection(PingedConnection):
 
     def _forbidden(self, events: Sequence[Incoming]) -> bool:
         """True if the peer may not add events, or one of them names the client of another user."""
-        if self.principal is OPEN:
+        if self.rights.principal is OPEN:
             return False
-        if self._publishable.get(self.topic) is not True and not self._may_publish(self.topic):
+        if self.rights.publishable.get(self.topic) is not True and not self.rights.may_publish(
+            self.topic
+        ):
             return True
         users = {user_of(node) for one in events for node in one.created[1:] if type(node) is str}
         # A node may be a number. In the form of protocol 5, number and string are the same node.
         users |= {user_of(stamp.host) for one in events if (stamp := stamp_of(one.created))}
         return any(
-            user != self._user and not self.is_granted(Operation.ACT, user) for user in users
+            user != self._user and not self.rights.is_granted(Operation.ACT, user) for user in users
         )
 
     def _add(self, command: AddEvents, size: int) -> None:
@@ -364,15 +366,15 @@ class LoguxConnection(PingedConnection):
 
     def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
         for piece in slices:
-            if not self._writable:
+            if not self._output.is_writable:
                 self._feed.fell_back(subscription)
                 return False
-            self._write(piece.data)
+            self.write(piece.data)
             subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
             self._feed.passed(subscription)
         return True
 
-    def _pulled(self, subscription: BrokerSubscription) -> None:
+    def pulled(self, subscription: BrokerSubscription) -> None:
         self._feed.passed(subscription)
 
     def lost(self) -> None:

@@ -1,9 +1,8 @@
-"""A connection of any protocol: a transport, a session, subscriptions. Decides how much is written when.
+"""A connection of any protocol: executes the commands of a session, and decides when its peer is read.
 
-Answers (ACK, PONG, ATTACHED) are written at once. Records wait in the connection's own queue until the
-transport has room, so that only a bounded amount of records is ahead of an answer. Elsewhere:
-`topic_connection.py` and `websocket.py` turn bytes into commands; what all connections share is in
-`connections.py`.
+Answers (ACK, PONG, ATTACHED) are written at once. Elsewhere: records that wait for room (`output.py`), who
+the peer is (`rights.py`), what all connections share (`connections.py`); `topic_connection.py` and
+`websocket.py` turn bytes into commands.
 """
 
 import asyncio
@@ -13,13 +12,14 @@ import time
 from collections import deque
 from collections.abc import Sequence
 
-from headrace.access.operations import Name, Operation
-from headrace.access.principals import Kind, Principal
-from headrace.broker.broker import BrokerSubscription, Slice, SubscriptionState
+from headrace.access.principals import Principal
+from headrace.broker.broker import BrokerSubscription
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.rights import PeerRights
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
 from headrace.server.tls.transport import peer_certificate
@@ -40,18 +40,13 @@ COMMANDS_AT_ONCE_MAX = 20
 """Commands of one read that are executed at once. The rest take turns with other connections' commands."""
 COMMAND_OVERHEAD_BYTES = 1024
 """Memory for a pending command besides what the peer has sent."""
-PUBLISHABLE_MAX = 10_000
-"""Topics of one connection for which the decision of access control is remembered."""
-_PUMP_BYTES = 1 << 20
-_PUMP_ITEMS = 500
-"""Bytes and items that are written for one connection before the others have their turn."""
 _TURN_S = 0.005
 GOODBYE_TIMEOUT_S = 30.0
 """Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
 
 
 class Connection:
-    """Implements the broker's `Sink`."""
+    """Implements the broker's `Sink`, besides `attached` and `deliver`, which depend on the protocol."""
 
     __slots__ = (
         "_answering",
@@ -68,22 +63,16 @@ class Connection:
         "_is_held",
         "_is_looking",
         "_knows_tokens",
+        "_output",
         "_paused",
-        "_publishable",
-        "_pulling",
-        "_pumping",
-        "_queue",
-        "_queued_bytes",
         "_session",
         "_shared",
-        "_strange_bytes",
         "_subscriptions",
         "_transport",
         "_turn_s",
         "_unacknowledged_bytes",
-        "_writable",
         "peer",
-        "principal",
+        "rights",
         "who",
     )
     protocol: str
@@ -96,15 +85,11 @@ class Connection:
         """By topic: the claim of a named reader, which reads or waits for its turn."""
         self._heard_s = shared.loop.time()
         """Time when the peer was last heard."""
-        self._queue: deque[tuple[BrokerSubscription, bytes]] | None = None
-        self._pulling: dict[BrokerSubscription, None] | None = None
-        self._queued_bytes = 0
+        self._output = Output(shared, self)
         self._counted = 0
         """Number of subscriptions that the limits of all connections count."""
         self._unacknowledged_bytes = 0
-        self._writable = True
         self._paused = 0
-        self._pumping = False
         self._turn_s = 0.0
         """Time of the first of several large reads in a row; 0 outside such a series."""
         self._answering = False
@@ -122,16 +107,11 @@ class Connection:
         """Memory for the pending commands since the first of them had to wait."""
         self._is_looking = False
         """True if `_look_ahead` is scheduled."""
-        self.principal = shared.access.anonymous
-        """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
+        self.rights = PeerRights(shared.access, shared.broker.store)
         self._knows_tokens = False
         """True if the peer has shown a token in a message of Figg or Wombat."""
-        self._strange_bytes = 0
-        """Bytes that the peer has sent before it has shown its credentials."""
         self._denial: tuple[str, int] | None = None
-        """Reason and code of a refusal that such a peer is still to be told."""
-        self._publishable: dict[str, bool] = {}
-        """Topics that the peer may publish to; the value is True if the peer may also create the topic."""
+        """Reason and code of a refusal that the peer is still to be told."""
 
     # Transport
 
@@ -140,9 +120,9 @@ class Connection:
         self._transport = transport
         self.peer = peer_name(transport)
         shared = self._shared
-        if self.principal is shared.access.anonymous:
-            self.principal = shared.access.certified(peer_certificate(transport))
-        self.who = Who.of(self.address, self.principal)
+        if self.rights.principal is shared.access.anonymous:
+            self.rights.identify(shared.access.certified(peer_certificate(transport)))
+        self.who = Who.of(self.address, self.rights.principal)
         shared.metrics.count("connections_total")
         if shared.trace is not None:
             shared.trace.opened(self)
@@ -152,9 +132,9 @@ class Connection:
             return
         shared.open.add(self)
         shared.tally.add(self.who)
-        if self._is_stranger:
-            shared.strangers[self] = shared.loop.time()
-        shared.access.hold(self.principal, self.credentials_ended)
+        if self.rights.are_none:
+            shared.strangers.add(self)
+        shared.access.hold(self.rights.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -165,19 +145,17 @@ class Connection:
     def lost(self) -> None:
         shared = self._shared
         shared.lost(self)
-        shared.access.release(self.principal, self.credentials_ended)
-        shared.strangers.pop(self, None)
+        shared.access.release(self.rights.principal, self.credentials_ended)
+        shared.strangers.forget(self)
         if shared.trace is not None:
             shared.trace.lost(self)
         for subscription in (self._subscriptions or {}).values():
             shared.broker.unsubscribe(subscription)
-        shared.output_bytes -= self._queued_bytes
-        self._queued_bytes = 0
-        self._subscriptions = self._queue = self._pulling = self._claims = None
+        self._output.close()
+        self._subscriptions = self._claims = None
         self._count_subscriptions()
         self._drop_commands()
         shared.throttle.lost(self)
-        self._writable = False
         self._release()
         if self._goodbye_timer is not None:
             self._goodbye_timer.cancel()
@@ -282,7 +260,10 @@ class Connection:
     def _hold(self, weight: int) -> None:
         self._held_bytes += weight
         self._shared.throttle.held_bytes += weight
-        if self._held_bytes > self._shared.held_bytes_max:
+        shared = self._shared
+        if self._held_bytes > shared.held_bytes_max and not self._paused & Pause.HELD:
+            if shared.is_crowded:
+                shared.metrics.count_limit("held_bytes_max")
             self.pause(Pause.HELD)
 
     def _unhold(self, weight: int) -> None:
@@ -349,24 +330,21 @@ class Connection:
         self._resume(Pause.TURN)
 
     def pause_writing(self) -> None:
-        self._writable = False
+        self._output.pause()
 
     def resume_writing(self) -> None:
-        self._writable = True
+        self._output.resume()
         self._resume(Pause.ANSWERS)
-        if self._queue or self._pulling:
-            self._pump_soon()
 
     # Access
 
     def identified(self, principal: Principal) -> None:
         """Note who the peer is: it has shown its credentials."""
         access = self._shared.access
-        access.release(self.principal, self.credentials_ended)
-        self.principal = principal
-        self._publishable.clear()
+        access.release(self.rights.principal, self.credentials_ended)
+        self.rights.identify(principal)
         access.hold(principal, self.credentials_ended)
-        self._known()
+        self._shared.strangers.forget(self)
         before, self.who = self.who, Who.of(self.address, principal)
         shared = self._shared
         if self in shared.open:
@@ -375,41 +353,17 @@ class Connection:
             if why := shared.tally.excess(self.who):
                 self.handle([self._session.refuse(why)], 0)
 
-    @property
-    def _is_stranger(self) -> bool:
-        """True if the peer may do nothing before it has shown its credentials."""
-        access = self._shared.access
-        is_anonymous = self.principal.kind is Kind.ANONYMOUS
-        return access.is_on and is_anonymous and not access.anonymous.grants
-
-    def _known(self) -> None:
-        """Note that the peer has shown who it is, or that it need not."""
-        self._shared.strangers.pop(self, None)
-
-    def heard(self, size: int) -> None:
-        """Note that `size` bytes were received and handled: a peer may send a few without credentials."""
-        shared = self._shared
-        if shared.strangers and self in shared.strangers:
-            self._strange_bytes += size
-            if self._strange_bytes > shared.limits.authentication_bytes_max:
-                self._end_stranger("authentication_bytes_max")
-
-    def _end_stranger(self, limit: str) -> None:
-        self._known()
-        if self.is_gone or self._goodbye is not None:
-            return
-        self._shared.metrics.count_limit(limit)
-        reason = f"no credentials were shown in time (limits.{limit})"
-        self.count_refusal(reason)
-        self._turn_away_now(reason)
-
-    def end_stranger(self) -> None:
-        """End the connection: its time for showing credentials is over."""
-        self._end_stranger("authentication_s")
+    def end_stranger(self, limit: str) -> None:
+        """End the connection: the peer has reached this limit and has not shown its credentials."""
+        if not self.is_gone and self._goodbye is None:
+            self._shared.metrics.count_limit(limit)
+            reason = f"no credentials were shown in time (limits.{limit})"
+            self.count_refusal(reason)
+            self._turn_away_now(reason)
 
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""
-        self._publishable.clear()
+        self.rights.publishable.clear()
         if not self.is_gone and self._goodbye is None:
             logger.info("%s: closing: %s", self.peer, reason)
             self._turn_away_now(reason, keeps_pending=False)
@@ -427,21 +381,6 @@ class Connection:
     def _turned_away(self, reason: str) -> Close:
         """Refuse the peer in the protocol's own terms, because of its credentials."""
         return self._session.refuse(reason)
-
-    def is_granted(self, operation: Operation, name: Name) -> bool:
-        return self._shared.access.decide(self.principal, operation, name)
-
-    def _may_publish(self, topic: str) -> bool:
-        """Return True if the peer may publish to a topic now. Each topic is asked for once."""
-        may_create = self._publishable.get(topic)
-        if may_create is None:
-            if not self.is_granted(Operation.PUBLISH, topic):
-                return False
-            if len(self._publishable) >= PUBLISHABLE_MAX:
-                self._publishable.clear()
-            may_create = self.is_granted(Operation.CREATE, topic)
-            self._publishable[topic] = may_create
-        return may_create or self._shared.broker.store.look(topic).exists
 
     # Commands
 
@@ -478,8 +417,7 @@ class Connection:
         subscription = self._subscriptions.pop(name)
         self._shared.broker.unsubscribe(subscription)
         self._count_subscriptions()
-        if self._pulling:
-            self._pulling.pop(subscription, None)
+        self._output.forget(subscription)
 
     @property
     def _subscription_count(self) -> int:
@@ -546,7 +484,7 @@ class Connection:
     @property
     def names(self) -> tuple[str, ...]:
         """All names under which a trace can follow this connection."""
-        return self.peer, self.address, str(self.principal)
+        return self.peer, self.address, str(self.rights.principal)
 
     @property
     def unfinished(self) -> bytes:
@@ -582,16 +520,9 @@ class Connection:
             self.close(self._goodbye.reason, self._goodbye.code)
 
     def _write_answer(self, data: bytes) -> None:
-        self._write(data)
+        self.write(data)
         if self._transport.get_write_buffer_size() > ANSWERS_BYTES_MAX:
             self.pause(Pause.ANSWERS)
-
-    def _write(self, data: bytes) -> None:
-        # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
-        if data and not self._closed and not self._transport.is_closing():
-            if self._shared.trace is not None:
-                self._shared.trace.sent(self, data)
-            self._transport.write(data)
 
     def pause(self, why: int) -> None:
         """Stop reading until every reason for a pause is gone."""
@@ -617,7 +548,7 @@ class Connection:
     def close(self, reason: str, code: int) -> None:
         """Send pending answers and the reason, then hang up."""
         if not self.is_gone:
-            self._write(self._session.data_to_send())
+            self.write(self._session.data_to_send())
             if self._shared.trace is not None:
                 self._shared.trace.closes(self, reason)
             self._say_goodbye(reason, code)
@@ -638,21 +569,6 @@ class Connection:
 
     # Sink for the broker
 
-    def deliver(self, subscription: BrokerSubscription, slices: Sequence[Slice]) -> bool:
-        for piece in slices:
-            if self._writable and not self._queue:
-                self._write(piece.data)
-            else:
-                if not self._shared.has_room_for_output(self._queued_bytes):
-                    return False
-                if self._queue is None:
-                    self._queue = deque()
-                self._queue.append((subscription, piece.data))
-                self._queued_bytes += len(piece.data)
-                self._shared.output_bytes += len(piece.data)
-            subscription.offset, subscription.ordinal = piece.end, piece.end_ordinal
-        return True
-
     def live(self, subscription: BrokerSubscription) -> None:
         """Do nothing: most protocols do not announce it."""
 
@@ -663,49 +579,19 @@ class Connection:
         """Do nothing: frames carry their offset, so the peer sees which records are missing."""
 
     def ready(self, subscription: BrokerSubscription) -> None:
-        if self._pulling is None:
-            self._pulling = {}
-        self._pulling[subscription] = None
-        self._pump_soon()
+        self._output.ready(subscription)
 
-    def _wants_more(self, subscription: BrokerSubscription) -> bool:
-        """False if the subscription has to wait until `ready` is called for it."""
+    # Receiver of the output
+
+    def write(self, data: bytes) -> None:
+        # A peer may leave before its publishes are durable, and uvloop raises on a closed transport.
+        if data and not self._closed and not self._transport.is_closing():
+            if self._shared.trace is not None:
+                self._shared.trace.sent(self, data)
+            self._transport.write(data)
+
+    def wants_more(self, subscription: BrokerSubscription) -> bool:
         return True
 
-    def _pulled(self, subscription: BrokerSubscription) -> None:
-        """Called when the data up to the subscription's position was pulled and is about to be written."""
-
-    def _pump_soon(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self._shared.turns.later(self._pump)
-
-    def _pump(self) -> None:
-        """Write waiting data while there is room: queued live records first, because they came first."""
-        self._pumping = False
-        written = 0
-        until = time.monotonic() + _TURN_S
-        for _ in range(_PUMP_ITEMS):
-            if not self._writable or written > _PUMP_BYTES or time.monotonic() > until:
-                break
-            if self._queue:
-                subscription, data = self._queue.popleft()
-                self._queued_bytes -= len(data)
-                self._shared.output_bytes -= len(data)
-                if subscription.state is SubscriptionState.CLOSED:
-                    continue
-            elif self._pulling:
-                subscription = next(iter(self._pulling))
-                del self._pulling[subscription]
-                data = self._shared.broker.pull(subscription)
-                self._pulled(subscription)
-                resumes = data and subscription.state is SubscriptionState.RESUMING
-                if resumes and self._wants_more(subscription):
-                    self._pulling[subscription] = None
-            else:
-                return
-            if data:
-                self._write(data)
-                written += len(data)
-        if self._writable:
-            self._pump_soon()
+    def pulled(self, subscription: BrokerSubscription) -> None:
+        """Do nothing: most protocols need not know how far the log was read."""

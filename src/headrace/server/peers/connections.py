@@ -18,6 +18,7 @@ from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.pause import Pause
+from headrace.server.peers.strangers import Strangers
 from headrace.server.peers.tally import PeerRules, Tally, Who
 from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
@@ -63,8 +64,7 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
-        self.strangers: dict[Connection, float] = {}
-        """When each peer connected that must show credentials and has not. The first came first."""
+        self.strangers = Strangers(self.loop, limits)
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
@@ -99,7 +99,7 @@ class Connections:
 
     def configure(self, limits: Limits) -> None:
         """Use these limits from now on."""
-        self.limits = self.refusals.limits = limits
+        self.limits = self.refusals.limits = self.strangers.limits = limits
         self.rules = PeerRules(limits)
         self.throttle.configure(limits, self.rules)
 
@@ -110,8 +110,12 @@ class Connections:
     @property
     def held_bytes_max(self) -> int:
         """Memory for held publishes above which one connection is not read."""
-        is_crowded = self.throttle.held_bytes > self.limits.held_bytes_max
-        return 0 if is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
+        return 0 if self.is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
+
+    @property
+    def is_crowded(self) -> bool:
+        """True if held publishes of all connections have more memory than the limit."""
+        return self.throttle.held_bytes > self.limits.held_bytes_max
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
@@ -178,11 +182,7 @@ class Connections:
             connection.read_again()
         self.refusals.tick()
         self.throttle.tick()
-        until_s = self.loop.time() - self.limits.authentication_s
-        for stranger, opened_s in list(self.strangers.items()):
-            if opened_s > until_s:
-                break
-            stranger.end_stranger()
+        self.strangers.tick()
 
     def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
