@@ -103,7 +103,7 @@ class TopicConnection(Connection):
         access, loop = self._shared.access, self._shared.loop
         found = access.identify(command.token, self.address, loop.time(), self.protocol)
         if isinstance(found, Principal):
-            before = self.principal
+            before = self.rights.principal
             self.identified(found)
             if found.grants == before.grants or self._keeps_subscriptions():
                 self._session.authenticated(access.valid_ms(found))
@@ -126,7 +126,7 @@ class TopicConnection(Connection):
         ]
         wanted += [(Operation.CURSORS, claim.reader) for claim in (self._claims or {}).values()]
         for operation, name in wanted:
-            if not self.is_granted(operation, name):
+            if not self.rights.is_granted(operation, name):
                 reason = self._why_denied(operation, name)
                 self._deny(self._session.refuse(reason)._replace(refused=Refusal.FORBIDDEN))
                 return False

@@ -11,13 +11,17 @@ from typing import Any
 
 from headrace.client.channel.events import Inbox
 from headrace.config.protocols import ChannelSettings
-from headrace.config.settings import Config
+from headrace.config.settings import Config, Limits
+from headrace.log.quota import Quotas
 from headrace.payload.channel import decode_message
 from headrace.payload.reducers import reducer
 from headrace.server.access import Access
 from headrace.server.channel.connection import ChannelConnection, ChannelConnections
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.strangers import Strangers
+from headrace.server.peers.tally import PeerRules, Tally, Who
+from headrace.server.peers.throttle import Throttle
 from headrace.session.channel.client import ChannelClientEvent, ChannelClientSession
 from headrace.session.channel.membership import (
     Ended,
@@ -64,15 +68,27 @@ class Pair:
 
     def _start(self) -> None:
         loop = SimpleNamespace(time=lambda: self.now, call_soon=self.world.runner.soon)
+        turns, metrics, limits = Turns(loop), Metrics(), Limits(topics_attached_max=10)  # type: ignore[arg-type]
+        store = SimpleNamespace(quotas=Quotas(), exists=lambda name: True)
+        rules = PeerRules(limits)
+        throttle = Throttle(loop, turns, store, metrics)  # type: ignore[arg-type]
+        throttle.configure(limits, rules)
         shared: Any = SimpleNamespace(
             loop=loop,
-            turns=Turns(loop),  # type: ignore[arg-type]
-            limits=SimpleNamespace(topics_attached_max=10),
+            turns=turns,
+            limits=limits,
+            metrics=metrics,
+            broker=SimpleNamespace(store=store),
+            throttle=throttle,
+            strangers=Strangers(loop, limits),  # type: ignore[arg-type]
+            subscriptions=Tally("subscriptions_max", lambda: rules, lambda: 0, metrics),
+            output_bytes=0,
+            why_not_created=lambda names: "",
             may_read=lambda size: True,
             paused=set(),
             trace=None,
             lost=lambda connection: None,
-            access=Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, Metrics()),
+            access=Access(Config(), Path("/nowhere/tokens.json"), lambda: 0, metrics),
         )
         self.hub = ChannelConnections(shared, self.world.channels, ChannelSettings(ping_s=10_000.0))
 
@@ -296,6 +312,7 @@ class Pipe:
         self.is_closed = False
         self.server = ChannelConnection(pair.hub)
         self.server.peer = "127.0.0.1:1"
+        self.server.who = Who.of("127.0.0.1", self.server.rights.principal)
         self.server._transport = self  # type: ignore[assignment]
 
     def up(self) -> None:
