@@ -12,6 +12,7 @@ import pytest
 
 from headrace import connect_blocking
 from headrace.log.verify.verify import verify
+from headrace.model import AUDIT_TOPIC
 from headrace.testing import ServerProcess
 from tests.system.conftest import Start
 
@@ -57,7 +58,8 @@ def test_a_directory_a_server_is_writing_to_is_sound_at_every_moment(start: Star
             if checks % 5 == 0:
                 httpx.delete(server.http_url + "/v1/topic?name=topic 2")
             records = sum(topic.records for topic in report.topics)
-            forgotten = all(topic.ranges[0].offset > 0 for topic in report.topics)
+            busy = [topic for topic in report.topics if topic.name != AUDIT_TOPIC]
+            forgotten = all(topic.ranges[0].offset > 0 for topic in busy)
     finally:
         stop.set()
         publisher.join(30)
