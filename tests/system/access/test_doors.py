@@ -89,9 +89,17 @@ def test_a_command_without_a_grant_says_which_one_is_missing(tmp_path, headrace)
         at = {"HEADRACE_URL": server.figg_url, "HEADRACE_HTTP": server.http_url}
         mine = at | {"HEADRACE_TOKEN": "t"}
         for command, environ, sentence in (
-            (["publish", "orders/new", "x"], mine, 'no grant for create of "orders/new"'),
-            (["publish", "other", "x"], mine, 'no grant for publish of "other"'),
-            (["publish", "other", "x"], at, 'a token is needed for publish of "other"'),
+            (
+                ["publish", "orders/new", "x", "--timeout=60s"],
+                mine,
+                'no grant for create of "orders/new"',
+            ),
+            (["publish", "other", "x", "--timeout=60s"], mine, 'no grant for publish of "other"'),
+            (
+                ["publish", "other", "x", "--timeout=60s"],
+                at,
+                'a token is needed for publish of "other"',
+            ),
             (["delete", "other", "--yes"], mine, 'no grant for delete of "other"'),
             (["clock"], mine, "no grant for inspect:*"),
             (["clock", "confirm"], mine, "no grant for admin:*"),
