@@ -7,7 +7,7 @@ WORKDIR /source
 COPY pyproject.toml constraints.txt README.md LICENSE ./
 COPY src src
 # Extras of the server, such as --build-arg EXTRAS=postgres; jobs on Spark run elsewhere.
-ARG EXTRAS=postgres
+ARG EXTRAS=postgres,jwt
 RUN python -m venv /opt/headrace \
     && /opt/headrace/bin/pip install --no-cache-dir -c constraints.txt setuptools \
     && /opt/headrace/bin/pip install --no-cache-dir --no-build-isolation -c constraints.txt ".[${EXTRAS}]" \

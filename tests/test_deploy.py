@@ -3,17 +3,22 @@
 Images are not built here: nothing but package registries is within reach.
 """
 
+import os
 import re
 import shlex
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 import yaml
 
+from headrace.access.tokens import StoredToken, hash_of
 from headrace.cli.main import app
+from headrace.cli.token import read_tokens
 from headrace.config.load import load
 from headrace.config.values import LISTENERS
 from tests.tools import tool
@@ -89,10 +94,75 @@ def test_the_settings_of_the_pod_are_valid_and_its_probes_ask_what_is_there(tmp_
     assert spec["securityContext"]["runAsNonRoot"]
     assert spec["securityContext"]["runAsUser"] == USER
     assert container["securityContext"]["readOnlyRootFilesystem"]
+    (access,) = spec["initContainers"]
+    check_command(access["args"])
+    assert "--data-dir" not in access["args"]
+    assert (
+        access["env"] == container["env"]
+    )  # both have the same data directory, and `kubectl exec` too
+    assert access["image"] == container["image"]
+    assert access["volumeMounts"][0] in container["volumeMounts"]
     for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
         (check,) = container[probe].keys() & {"httpGet", "tcpSocket"}
         assert container[probe][check]["port"] in ports
         assert container[probe][check].get("path", "/healthz") in ("/healthz", "/readyz")
+
+
+def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a script of a container with the `headrace` of this environment."""
+    search = f"{Path(sys.executable).parent}:{os.defpath}"
+    return subprocess.run(
+        ["/bin/sh", "-ec", script],
+        env={"PATH": search, "HOME": "/"} | environment,
+        capture_output=True,
+        text=True,
+    )
+
+
+def tokens_in(data_dir: Path) -> dict[str, StoredToken]:
+    return {one.name: one for one in read_tokens(data_dir) or ()}
+
+
+def test_the_first_start_of_the_pod_has_access_control_and_no_token(tmp_path):
+    (pod,) = (one for one in KUBERNETES if one["kind"] == "StatefulSet")
+    (access,) = pod["spec"]["template"]["spec"]["initContainers"]
+    script = shlex.join(["headrace", *access["args"]])
+    for _ in range(2):
+        done = run_script(script, HEADRACE_DATA_DIR=str(tmp_path / "log"))
+        assert done.returncode == 0, done.stderr
+        assert read_tokens(tmp_path / "log") == ()
+
+
+def test_the_token_of_prometheus_is_made_once_and_again_if_it_was_lost(tmp_path):
+    (script,) = COMPOSE["services"]["tokens"]["command"]
+    assert "$" not in script  # Docker Compose would replace it
+    file, data = tmp_path / "run" / "prometheus", tmp_path / "data"
+    file.parent.mkdir()
+    script = script.replace("/run/headrace/prometheus", str(file))
+    written = set()
+    for is_lost in (False, False, True):
+        if is_lost:
+            file.unlink()
+        done = run_script(script, HEADRACE_DATA_DIR=str(data))
+        assert (done.returncode, done.stdout) == (0, ""), done.stderr
+        (made,) = file.read_text().splitlines()
+        written.add(made)
+        one = tokens_in(data)["prometheus"]
+        assert one.sha256 == hash_of(made)
+        assert one.grants == ("inspect:*",)
+    assert len(written) == 2
+
+
+@pytest.mark.parametrize(
+    "path",
+    [DEPLOY / "compose.yaml", DEPLOY / "kubernetes" / "headrace.yaml"],
+    ids=lambda it: it.name,
+)
+def test_the_commands_in_comments_parse(path):
+    comments = re.findall(r"^#.* headrace (token .*)$", path.read_text(), re.MULTILINE)
+    assert comments
+    for command in comments:
+        check_command(shlex.split(command))
 
 
 def test_the_service_leads_to_the_pod():

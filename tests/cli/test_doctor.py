@@ -20,6 +20,7 @@ from headrace.cli.doctor import (
     judge_space,
 )
 from headrace.config.load import load
+from tests.certificates import Authority
 
 NOW_S = 1_800_000_000.0
 
@@ -93,6 +94,33 @@ def test_a_file_of_keys_that_is_wrong_is_a_problem(tmp_path):
     found = findings_of(tmp_path, **{"access.jwt.key_file": str(file)})["access.jwt.key_file"]
     assert found.level is Level.OK
     assert "access.jwt.key_file" not in findings_of(tmp_path)
+
+
+def test_an_address_of_a_network_is_a_problem_without_access_control(tmp_path):
+    public = {"listen.figg": "0.0.0.0:0"}
+    assert findings_of(tmp_path)["access"].level is Level.OK
+    found = findings_of(tmp_path, **public)["access"]
+    assert found.level is Level.PROBLEM
+    assert "headrace token create" in found.text
+    found = findings_of(tmp_path, **public, **{"listen.insecure_open": True})["access"]
+    assert found.level is Level.WARNING
+    found = findings_of(tmp_path, **public, **{"access.anonymous": "subscribe:*"})["access"]
+    assert found.level is Level.OK
+    (tmp_path / "tokens.json").write_text("{")
+    found = findings_of(tmp_path, **public)["access"]
+    assert found.level is Level.PROBLEM
+    assert "restore it from a backup" in found.text
+
+
+def test_a_certificate_that_the_server_could_not_load_is_a_problem(tmp_path):
+    assert "TLS" not in findings_of(tmp_path)
+    found = findings_of(tmp_path, **{"listen.tls.cert": str(tmp_path / "none.pem")})["TLS"]
+    assert found.level is Level.PROBLEM
+    assert "none.pem" in found.text
+    pair = Authority.make(tmp_path).issue("server")
+    pair.key.chmod(0o600)
+    tls = {"listen.tls.cert": str(pair.certificate), "listen.tls.key": str(pair.key)}
+    assert findings_of(tmp_path, **tls)["TLS"].level is Level.OK
 
 
 def test_an_address_in_use_is_warned_of(tmp_path):

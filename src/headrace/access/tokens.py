@@ -135,7 +135,7 @@ def added(
 def revoked(tokens: Tokens, name: str, now_ms: int) -> Tokens:
     """Return the tokens with one of them revoked. To revoke a token again changes nothing."""
     if all(known.name != name for known in tokens):
-        raise BadTokenError(f"there is no token {quoted(name)}")
+        raise BadTokenError(f"there is no token {quoted(name)}: `headrace token list` shows all")
     return tuple(
         msgspec.structs.replace(known, revoked_ms=now_ms)
         if known.name == name and known.revoked_ms is None

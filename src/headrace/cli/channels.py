@@ -16,7 +16,7 @@ from headrace.cli.common.output import (
     print_json,
     print_table,
 )
-from headrace.cli.common.server import listed, request
+from headrace.cli.common.server import HttpApi, listed, none_listed, request
 from headrace.printing import counted, printable, quoted, size
 
 app = App()
@@ -49,7 +49,7 @@ def channels(
         for one in found:
             print_json(one)
         return
-    _print(list(found), prefix)
+    _print(list(found), prefix, server.api)
 
 
 @app.command("explain")
@@ -130,9 +130,9 @@ def destroy(
 # Output as a table
 
 
-def _print(found: list[dict[str, Any]], prefix: str) -> None:
+def _print(found: list[dict[str, Any]], prefix: str, api: HttpApi) -> None:
     if not found:
-        note("no channels" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
+        note(none_listed("channels", prefix, api))
         return
     has_trouble = any(one["trouble"] for one in found)
     rows = []

@@ -178,8 +178,8 @@ variables that Kubernetes sets for a service called `headrace`.
 _MARKDOWN_TOKENS = """\
 ## [[access.token]]
 
-Tokens for the HTTP API (except `/healthz`) and for Logux. They can only be set in the file. Without any
-token, everyone who reaches the HTTP API may use it. [Operating](operating.md#access) shows how to make one.
+Tokens of clients, for every protocol, besides those of `headrace token create`. They can only be set in the
+file. [Access control](access.md#tokens) says when the server asks for a token, and what each allows.
 """
 
 _MARKDOWN_ROLES = """\

@@ -19,12 +19,17 @@ import typer
 
 from headrace.cli.common import options
 from headrace.cli.common.output import print_json
+from headrace.cli.token import damage_of
 from headrace.config.settings import Config, Listen
-from headrace.config.values import Address
-from headrace.errors import ConfigError
+from headrace.config.values import LISTENERS, Address
+from headrace.errors import ConfigError, ListenError
 from headrace.log.disk import Disk
+from headrace.log.layout import TOKENS_NAME
 from headrace.printing import counted, one_line, size
+from headrace.server.access import Access
 from headrace.server.jwt import KEY_FILE, load_jwt
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.tls.context import load as load_tls
 
 FLUSHES = 40
 """Number of small synchronous writes whose durations are compared."""
@@ -64,9 +69,9 @@ def doctor(settings: options.SettingsFlags, as_json: options.Json = False) -> No
     """Look at this machine before a server runs on it, and say what to change.
 
     Checks the settings, the data directory and its disk, whether a flush really reaches the disk, free space,
-    the limit of open files, the clock, the addresses to listen on, and Java for Spark. Writes a few small
-    files to the data directory and deletes them. Exit code 1 if something would stop the server or lose
-    data; warnings alone do not count.
+    the limit of open files, the clock, the addresses to listen on and who may use them, the certificate, and
+    Java for Spark. Writes a few small files to the data directory and deletes them. Exit code 1 if something
+    would stop the server or lose data; warnings alone do not count.
 
     \b
     headrace doctor
@@ -102,11 +107,10 @@ def examine(config: Config) -> Iterator[Finding]:
         ("free space", lambda: _free_space(config, directory)),
         ("open files", lambda: _open_files(config)),
         ("clock", lambda: judge_clock(time.time(), synchronised=_is_synchronised())),
-        *(
-            (f"listen.{name}", _address_check(config.listen, name))
-            for name in ("figg", "ws", "http")
-        ),
+        *((f"listen.{name}", _address_check(config.listen, name)) for name in LISTENERS),
         *([(KEY_FILE, lambda: _jwt_keys(config))] if config.access.jwt.key_file else []),
+        ("access", lambda: _access(config)),
+        *([("TLS", lambda: _certificate(config))] if config.listen.tls.cert else []),
         ("Java", _java),
     ]
     for subject, check in checks:
@@ -130,6 +134,37 @@ def _jwt_keys(config: Config) -> Finding:
     except ConfigError as error:
         return Finding(Level.PROBLEM, KEY_FILE, str(error).removeprefix(f"{KEY_FILE}: "))
     return Finding(Level.OK, KEY_FILE, f"{config.access.jwt.key_file} holds keys for tokens")
+
+
+def _access(config: Config) -> Finding:
+    if damage := damage_of(config.data_dir):
+        return Finding(Level.PROBLEM, "access", damage)
+    file = config.data_dir / TOKENS_NAME
+    try:
+        access = Access(config, file, lambda: time.time_ns() // 1_000_000, Metrics())
+        if access.is_on:
+            return Finding(Level.OK, "access", "clients may do what their grants allow")
+        if config.listen.insecure_open:
+            return Finding(
+                Level.WARNING,
+                "access",
+                "everyone who reaches the server may do everything (listen.insecure_open): make a token "
+                "with `headrace token create` instead",
+            )
+        access.check_listeners({name: getattr(config.listen, name) for name in LISTENERS})
+    except (ConfigError, ListenError) as error:
+        return Finding(Level.PROBLEM, "access", str(error))
+    return Finding(Level.OK, "access", "everyone on this machine may do everything")
+
+
+def _certificate(config: Config) -> Finding:
+    try:
+        warnings = load_tls(config.listen.tls, time.time()).warnings
+    except ConfigError as error:
+        return Finding(Level.PROBLEM, "TLS", str(error))
+    if warnings:
+        return Finding(Level.WARNING, "TLS", "; ".join(warnings))
+    return Finding(Level.OK, "TLS", f"{config.listen.tls.cert} is valid")
 
 
 # The disk

@@ -25,9 +25,15 @@ from headrace.cli import (
     trace,
 )
 from headrace.cli.common.options import App, argument, option
-from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams
+from headrace.cli.common.output import be_quiet, discard_output, open_closed_streams, with_hint
 from headrace.cli.pipeline import jobs
-from headrace.errors import BadGrantError, BadTopicNameError, ConfigError, HeadraceError
+from headrace.errors import (
+    BadGrantError,
+    BadTopicNameError,
+    ConfigError,
+    HeadraceError,
+    RefusedError,
+)
 from headrace.printing import described, masked
 
 app = App(
@@ -148,6 +154,9 @@ def _explain(error: BaseException) -> int:
         return 2
     if isinstance(error, OSError) and error.strerror:
         _say(f"{error.filename}: {error.strerror}" if error.filename else error.strerror)
+        return 1
+    if isinstance(error, RefusedError):
+        _say(with_hint(str(error)))
         return 1
     if isinstance(error, HeadraceError | OSError):
         _say(str(error))

@@ -9,7 +9,7 @@ import typer
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import UsageError, moment, note, print_json, print_table
-from headrace.cli.common.server import HttpApi, listed, request
+from headrace.cli.common.server import HttpApi, listed, none_listed, request
 from headrace.model import LAKE_READER, LAKE_START_READER, Durability
 from headrace.printing import counted, printable, quoted, size
 
@@ -45,7 +45,7 @@ def topics(
         return
     rows = [_row(topic) for topic in found]
     if not rows:
-        note("no topics" + (f" begin with {quoted(prefix)}" if prefix else " yet"))
+        note(none_listed("topics", prefix, server.api))
         return
     unused = () if any(row["lake"] for row in rows) else _OF_LAKE
     if not any(row["readers"] for row in rows):

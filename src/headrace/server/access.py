@@ -395,10 +395,10 @@ class Access:
 
 
 def asked_for(operation: Operation, name: Name) -> str:
-    """Return an operation and its name in words."""
+    """Return an operation and its name in words; the grant itself if it is about the server."""
     if isinstance(name, Member):
         return f"{operation} of channel {quoted(name.channel)} as {quoted(name.processor)}"
-    return f"{operation} of {quoted(name)}" if name else str(operation)
+    return f"{operation} of {quoted(name)}" if name else f"{operation}:*"
 
 
 class _Found(NamedTuple):

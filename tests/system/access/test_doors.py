@@ -106,6 +106,36 @@ def answers(address: tuple[str, int], host: str, headers: str = "") -> bytes:
         return peer.recv(100)
 
 
+def test_a_command_without_a_grant_says_which_one_is_missing(tmp_path, headrace):
+    Tokens(tmp_path / "data").add("t", ["publish:orders/*"])
+    with ServerProcess(tmp_path / "data") as server:
+        at = {"HEADRACE_URL": server.figg_url, "HEADRACE_HTTP": server.http_url}
+        mine = at | {"HEADRACE_TOKEN": "t"}
+        for command, environ, sentence in (
+            (
+                ["publish", "orders/new", "x", "--timeout=60s"],
+                mine,
+                'no grant for create of "orders/new"',
+            ),
+            (["publish", "other", "x", "--timeout=60s"], mine, 'no grant for publish of "other"'),
+            (
+                ["publish", "other", "x", "--timeout=60s"],
+                at,
+                'a token is needed for publish of "other"',
+            ),
+            (["delete", "other", "--yes"], mine, 'no grant for delete of "other"'),
+            (["clock"], mine, "no grant for inspect:*"),
+            (["clock", "confirm"], mine, "no grant for admin:*"),
+        ):
+            done = headrace(*command, environ=environ)
+            assert done.returncode == 1
+            assert sentence in done.stderr
+            assert "HEADRACE_TOKEN" in done.stderr
+        done = headrace("topics", environ=mine)
+        assert (done.returncode, done.stdout) == (0, "")
+        assert done.stderr == "no topics yet, or none that the token may inspect\n"
+
+
 def test_tokens_are_made_beside_a_server_and_the_file_is_checked(tmp_path, headrace):
     at = {**os.environ, "HEADRACE_DATA_DIR": str(tmp_path / "data")}
     made = headrace("token", "create", "a", "--grant", "inspect:*", "--expires", "90d", environ=at)

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from headrace.model import AUDIT_TOPIC
 from headrace.server.http.channels import ChannelsApi
 from headrace.server.http.openapi import description
 from headrace.testing import ServerProcess
@@ -87,7 +88,8 @@ def model(abused: ServerProcess) -> Iterator[Model]:
         assert found == model.members
         topics = client.get("/v1/topics").json()["topics"]
         assert {topic["name"] for topic in topics} <= {
-            f"$channel/{one}" for one, _ in model.numbers
+            AUDIT_TOPIC,
+            *(f"$channel/{one}" for one, _ in model.numbers),
         }
         assert client.get("/healthz").json() == {"status": "ok"}
 

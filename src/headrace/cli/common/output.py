@@ -23,11 +23,17 @@ if TYPE_CHECKING:
 
 
 def with_hint(reason: str) -> str:
-    """Return the reason why a server was not reached, with a hint what to check next if one is known."""
+    """Return the reason why a server was not reached, or refuses, with a hint what to do next if known."""
     if "is it running?" in reason:
         return f"{reason} (`headrace serve` starts one)"
     if "broke the protocol" in reason or "the server answered" in reason:
         return f"{reason}; is it the server's address for this protocol?"
+    if reason.endswith("the server closed the connection"):
+        return f"{reason}; is it the server's address for this protocol, or does it need TLS (figgs://)?"
+    if "refuses the credentials" in reason:
+        return f"{reason}: give a token that it knows with HEADRACE_TOKEN"
+    if "have no grant for" in reason:
+        return f"{reason}: give a token that has one with HEADRACE_TOKEN"
     return reason
 
 

@@ -147,6 +147,12 @@ def listed(api: HttpApi, path: str, what: str, **query: Any) -> Iterator[dict[st
         after = page[what][-1]["name"]
 
 
+def none_listed(what: str, prefix: str, api: HttpApi) -> str:
+    """Return a sentence for an empty list, which leaves out what the token does not allow to inspect."""
+    scope = f" begin with {quoted(prefix)}" if prefix else " yet"
+    return f"no {what}{scope}" + (", or none that the token may inspect" if api.token else "")
+
+
 def _answer(base: str, status: int, body: bytes) -> Any:
     try:
         answer = json.loads(body)
@@ -163,7 +169,7 @@ def _answer(base: str, status: int, body: bytes) -> Any:
     reason = answer.get("error", body.decode()) if isinstance(answer, dict) else body.decode()
     if status == 401:
         reason = f"{base} lets nobody in without a token it knows: give it with HEADRACE_TOKEN"
-    raise (NotFoundError if status == 404 else CommandError)(str(reason))
+    raise (NotFoundError if status == 404 else CommandError)(with_hint(str(reason)))
 
 
 Work = Callable[["Client"], Awaitable[None]]
