@@ -205,7 +205,7 @@ class TopicConnection(Connection):
 
     def _forbid_publish(self, command: Publish, topic: str) -> None:
         """Refuse a unit as a whole: one of its topics is not for this peer. Nothing of it is stored."""
-        may_publish = topic in self._publishable  # only the right to create it is missing
+        may_publish = topic in self.rights.publishable  # only the right to create it is missing
         reason = self._why_denied(Operation.CREATE if may_publish else Operation.PUBLISH, topic)
         refused = RefusedPublish(Refusal.FORBIDDEN, command.unit.lowest)
         self._deny(self._session.refuse_publish(reason, websocket.POLICY_VIOLATION, refused))
