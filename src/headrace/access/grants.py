@@ -30,7 +30,7 @@ _FORM = "a grant is OPERATION:PATTERN, such as publish:orders/*"
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A glob. The literal parts lie between its stars, so one part means that there is no star."""
+    """Glob, as the literal parts between its stars. A glob without a star is a single part."""
 
     parts: tuple[str, ...]
 
@@ -146,7 +146,7 @@ class Grant:
             return [(self.patterns[0], self.patterns[1])]
         [pattern] = self.patterns
         other = Pattern.prefix("$") if pattern == ANY else ANY
-        # Of `all:*` and `all:$*` together, every pair is matched by one.
+        # `all:*` and `all:$*` together match every pair.
         return (
             [(pattern, ANY)]
             if pattern == ANY

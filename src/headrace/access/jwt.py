@@ -75,7 +75,7 @@ Keys = tuple[Key, ...]
 
 @dataclass(frozen=True)
 class JwtRules:
-    """What a token must say, and what it then allows."""
+    """Rules for tokens: the claims that a token must have, and the grants that it then gives."""
 
     issuer: str = ""
     """Required `iss`; empty: any."""

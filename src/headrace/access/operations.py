@@ -62,4 +62,4 @@ class Member(NamedTuple):
 
 
 Name = str | Member
-"""What an operation is about. For `admin` it is empty."""
+"""Subject of an operation; empty for `admin`."""

@@ -67,7 +67,7 @@ class Bucket:
 
 
 class FairQueue(Generic[T]):
-    """Those that wait for one limit, in an order that gives each of them the same share of it.
+    """Queue of publishers that wait for one limit, in an order that gives each of them the same share of it.
 
     This is start-time fair queuing: each turn begins, in virtual time, where the last turn of the same item
     ended, or at the present virtual time if that is later. A turn is as long as its cost. The turn that

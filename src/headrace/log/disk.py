@@ -38,6 +38,16 @@ def is_full(error: object) -> bool:
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
+def explained(error: BaseException) -> str:
+    """Return the error of a write or fsync that is not repeated, with what an operator can do about it."""
+    if is_full(error):
+        return (
+            f"{error}: the disk had no room at an fsync, which is not repeated because earlier commits may "
+            "be lost; free some space, and start the server again"
+        )
+    return str(error)
+
+
 class Disk:
     """The real file system."""
 

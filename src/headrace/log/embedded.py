@@ -32,10 +32,10 @@ from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder,
 from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
 from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
-from headrace.log.disk import DISK_FULL, Disk, is_full
+from headrace.log.disk import DISK_FULL, Disk, explained, is_full
 from headrace.log.layout import Layout
 from headrace.log.quota import Quotas, TopicCounts
-from headrace.log.read.reader import ReadSide, drop_tail, read_tail, tail_start
+from headrace.log.read.reader import ReadSide, drop_tail, empty, read_tail, tail_start
 from headrace.log.read.segment import Segments
 from headrace.log.store import (
     CURSORS_SET_MAX,
@@ -379,7 +379,7 @@ class EmbeddedStore(ReadSide):
                 self.is_full = self._unwritten = True
                 return
             if error is not None:
-                self._fail(f"writing the journal failed: {_explained(error)}")
+                self._fail(f"writing the journal failed: {explained(error)}")
             if self._failure:
                 return
             if encoded.sync:
@@ -446,7 +446,7 @@ class EmbeddedStore(ReadSide):
         for topic in commit.destroyed:
             self._topic_counts.add(topic.name, -topic.exists)
             self.quotas.deleted(topic.name, topic.start, topic.end)
-            _destroyed(topic)
+            empty(topic)
             self._handles.destroyed(topic)
         for name, reader, position in commit.cursors:
             if position is not None:
@@ -534,7 +534,7 @@ class EmbeddedStore(ReadSide):
 
         def synced(result: float | BaseException) -> None:
             if isinstance(result, BaseException):
-                self._fail(f"syncing the journal failed: {_explained(result)}")
+                self._fail(f"syncing the journal failed: {explained(result)}")
                 return
             self._synced = max(self._synced, sequence)
             self._ring.synced(sequence)
@@ -594,20 +594,3 @@ class EmbeddedStore(ReadSide):
         self._ring.close()
         self.files.close()
         self._catalogue.close()
-
-
-def _explained(error: BaseException) -> str:
-    """Return the error of a write or fsync that is not repeated, with what an operator can do about it."""
-    if is_full(error):
-        return (
-            f"{error}: the disk had no room at an fsync, which is not repeated because earlier commits may "
-            "be lost; free some space, and start the server again"
-        )
-    return str(error)
-
-
-def _destroyed(topic: Topic) -> None:
-    topic.id = 0
-    topic.start_offset, topic.start_ordinal = topic.end_offset, topic.end_ordinal
-    topic.tail.clear()
-    topic.segments = None

@@ -14,7 +14,7 @@ _NAMES_MAX = 65_536
 
 
 class Kept(NamedTuple):
-    """What is kept of one topic."""
+    """Kept range of one topic."""
 
     name: str
     start: Position

@@ -402,7 +402,7 @@ def asked_for(operation: Operation, name: Name) -> str:
 
 
 class _Found(NamedTuple):
-    """What was found in the file of tokens."""
+    """Content of the file of tokens."""
 
     stamp: shared_file.Stamp | None
     tokens: Tokens | None

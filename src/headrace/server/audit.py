@@ -21,7 +21,7 @@ LISTED_MAX = 100
 
 
 class Actor(NamedTuple):
-    """Who does an action."""
+    """Principal and address that an action comes from."""
 
     principal: str
     """Kind and name of the principal, such as `token:ops`."""

@@ -219,6 +219,14 @@ def read_tail(topic: Topic, offset: int, bytes_max: int) -> list[Run]:
     return runs
 
 
+def empty(topic: Topic) -> None:
+    """Forget all records of a topic that was destroyed."""
+    topic.id = 0
+    topic.start_offset, topic.start_ordinal = topic.end_offset, topic.end_ordinal
+    topic.tail.clear()
+    topic.segments = None
+
+
 def drop_tail(topic: Topic, end: int) -> None:
     """Drop the entries that end at or before `end`."""
     del topic.tail[: bisect_right(topic.tail, end, key=entry_end)]

@@ -223,7 +223,7 @@ class _File:
         self.ended: set[int] = set()
         """Numbers of commits with bad entries whose frame was written to its end."""
         self.batched: set[int] = set()
-        """Those of them that hold parts of a batch."""
+        """Entries among them that hold parts of a batch."""
         self.end = 0
         """Place in the file where the last frame ends."""
         first = header.first if header is not None else 0

@@ -1,4 +1,4 @@
-"""What a scrape shows: the counts of the server and values that are read at that moment, as text.
+"""Text of a scrape: the counts of the server, and values that are read at that moment.
 
 The Prometheus client library formats them, as OpenMetrics or as the older text format, as the request asks.
 """

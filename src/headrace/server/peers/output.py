@@ -91,7 +91,7 @@ class Output:
         self.is_writable = False
 
     def resume(self) -> None:
-        """Go on: the transport has room again."""
+        """Continue writing: the transport has room again."""
         self.is_writable = True
         if self._queue or self._pulling:
             self._pump_soon()

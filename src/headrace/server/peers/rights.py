@@ -1,4 +1,4 @@
-"""Who the peer of one connection is, and what it may do now. Remembers the decisions about its topics.
+"""The principal of one connection and its rights. Remembers the decisions about its topics.
 
 Elsewhere: the decisions themselves (`server/access.py`), and refusals, which each protocol has of its own.
 """
@@ -19,7 +19,7 @@ class PeerRights:
         self._access = access
         self._store = store
         self.principal = access.anonymous
-        """Who the peer is: by its handshake, its certificate, or a message that it sends later."""
+        """Principal of the peer: by its handshake, its certificate, or a message that it sends later."""
         self.publishable: dict[str, bool] = {}
         """Topics that the peer may publish to; the value is True if the peer may also create the topic."""
 

@@ -19,7 +19,7 @@ class UnknownPeer(Protocol):
 
 
 class _Visit:
-    """What a peer has used of the limits."""
+    """Time and bytes that a peer has used of its limits."""
 
     __slots__ = ("bytes", "opened_s")
 

@@ -55,7 +55,7 @@ class PeerRules:
 
 
 class Tally:
-    """How many of one kind are open."""
+    """Count of open things of one kind, such as connections."""
 
     def __init__(
         self,
