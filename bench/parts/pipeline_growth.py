@@ -28,6 +28,8 @@ GROWTH_MAX = 1.25
 WARM_UPS = 2
 EARLY = "early"
 """Topic whose records are the earlier batches of a lake."""
+PATTERN = f"{EARLY}|t/.*"
+"""All topics but the audit trail, which says that a lake has taken over."""
 
 _numbers = count()
 
@@ -141,6 +143,6 @@ def _export(lakes: Iterator[Path], url: str, records: int) -> None:
     from headrace.pipeline.export.job import export
 
     lake = next(lakes)
-    done = export(lake, url=url, take_over=True)
+    done = export(lake, pattern=PATTERN, url=url, take_over=True)
     if done.records != records:
         raise VerificationError(f"{lake}: {done.records:,} records instead of {records:,}")
