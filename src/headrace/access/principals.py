@@ -17,7 +17,7 @@ class Kind(StrEnum):
     APPLICATION = "app"
     """The application's own function `logux.verify` has accepted the peer."""
     OPEN = "open"
-    """There is no access control: every peer may do everything."""
+    """Access control is off: every peer may do everything."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -97,7 +97,7 @@ def doctor(settings: options.SettingsFlags, as_json: options.Json = False) -> No
 
 
 def examine(config: Config) -> Iterator[Finding]:
-    """Yield what every check finds. A check that fails is a warning, and the others go on."""
+    """Yield what every check finds. A check that fails is a warning, and the others still run."""
     yield Finding(Level.OK, "settings", "they are valid")
     directory = _existing(config.data_dir)
     checks: list[tuple[str, Callable[[], Finding]]] = [

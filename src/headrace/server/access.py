@@ -117,7 +117,7 @@ class Access:
         self._take(_read(file))
         self._apply()
 
-    # Who
+    # Identification
 
     def identify(
         self, token: str, address: str, now_s: float, protocol: str
@@ -132,7 +132,7 @@ class Access:
                 return found
             return self._wrong(found, address, now_s, protocol)
         if known.is_revoked or known.principal.is_expired(self._now_ms()):
-            self._metrics.count_credentials(protocol)  # this is no guess, so its answer never waits
+            self._metrics.count_credentials(protocol)  # no guess: answered at once
             return Refused(_REVOKED if known.is_revoked else EXPIRED)
         return known.principal
 
@@ -173,7 +173,7 @@ class Access:
             self._certified.add(principal)
         return principal
 
-    # What
+    # Decisions
 
     def decide(self, principal: Principal, operation: Operation, name: Name) -> bool:
         """Return True if the principal may perform the operation on this name."""
@@ -208,7 +208,7 @@ class Access:
             return principal in self._certified
         return principal.kind is not Kind.TOKEN or principal in self._current
 
-    # For how long
+    # Expiry and revocation
 
     def hold(self, principal: Principal, end: End) -> None:
         """Call `end` when the principal's credentials end, until `release` is called."""
@@ -406,7 +406,7 @@ class _Found(NamedTuple):
 
     stamp: shared_file.Stamp | None
     tokens: Tokens | None
-    """None if there is no file, or if it is damaged."""
+    """None if the file is missing or damaged."""
     damage: str = ""
 
 

@@ -75,7 +75,7 @@ def request(
 
 
 def stream(api: HttpApi, path: str, **query: object) -> Iterator[bytes]:
-    """Yield the lines of an answer that goes on for as long as the server runs; query values as above."""
+    """Yield the lines of an answer that lasts as long as the server runs; query values as above."""
     headers: dict[str, str] = {}
     text = urlencode({name: value for name, value in query.items() if value is not None})
     connection = _connection(api, _TIMEOUT_S)
