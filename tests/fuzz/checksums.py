@@ -30,7 +30,7 @@ from headrace.log.commit.journal import (
 
 _BLOCK = struct.Struct(">4sHIII")
 _NEAR_BYTES = 200
-"""Bytes at the begin of a journal's block that are changed: the rest of a block is mostly padding."""
+"""Bytes at the beginning of a journal's block that are changed: the rest of a block is mostly padding."""
 
 
 def with_checksums_of_blocks(data: bytes) -> bytes:

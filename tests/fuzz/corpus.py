@@ -28,6 +28,8 @@ from headrace.wire import readers, tokens
 from headrace.wire.figg import messages as figg
 from headrace.wire.wombat import messages as wombat
 
+TOKEN = "secret"
+"""The token that messages show."""
 SMALL_MAX = 255
 """Longest message that a target's way to cut bytes into messages can hold."""
 
@@ -64,8 +66,7 @@ _FIGG_PUBLISHES = b"".join(
 )
 _FIGG_EQUAL = b"".join(figg.encode_publish("foo", number, b"12345") for number in range(40))
 _FIGG_TO_SERVER = (
-    figg.encode_auth("secret")
-    + figg.encode_attach("foo", 0)
+    figg.encode_attach("foo", 0)
     + figg.encode_attach("bar", None)
     + figg.encode_ping(7)
     + _FIGG_PUBLISHES
@@ -73,6 +74,7 @@ _FIGG_TO_SERVER = (
     + figg.encode_of_reader(_HANDLED)
     + figg.encode_detach("foo")
 )
+_FIGG_AUTH = figg.encode_auth(TOKEN) + figg.encode_attach("foo", 0)
 _FIGG_TO_CLIENT = (
     b"".join(map(figg.encode_auth_answer, _OF_TOKEN[:1]))
     + figg.encode_attached("foo", 12)
@@ -84,7 +86,7 @@ _FIGG_TO_CLIENT = (
     + b"".join(map(figg.encode_auth_answer, _OF_TOKEN[1:]))
 )
 _WOMBAT_TO_SERVER = [
-    wombat.encode_auth("secret"),
+    wombat.encode_auth(TOKEN),
     wombat.encode_attach("foo", None),
     wombat.encode_attach("foo", "1@12"),
     wombat.encode_publish("foo", 0, b"bar"),
@@ -118,7 +120,7 @@ _WOMBAT_TO_CLIENT = [
 # Logux and channels
 
 _LOGUX = [
-    ["connect", [0, 0], "client1", {"token": "secret"}],
+    ["connect", [0, 0], "client1", {"token": TOKEN}],
     ["connect", [0, 1], "10:uuid", 3, {"credentials": "a", "subprotocol": "1.0.0"}],
     ["sync", 1, {"type": "foo"}, [1, "10:uuid", 0], {"type": "bar", "a": [None]}, [2.5, "b", 1]],
     ["synced", 1],
@@ -133,7 +135,7 @@ _SUBSCRIBE = {"type": "logux/subscribe", "channel": "a", "filter": {"x": 1}}
 _SINCE = {"id": "1 server:at:1:12 0", "time": 1}
 _LOGUX_5 = [
     ["headers", {"language": "en"}],
-    ["connect", 5, "10:client:tab", 0, {"token": "secret", "subprotocol": 1}],
+    ["connect", 5, "10:client:tab", 0, {"token": TOKEN, "subprotocol": 1}],
     ["sync", 2, _SUBSCRIBE, {"id": [1, "10:client:tab", 0], "time": 1}],
     [
         *("sync", 3),
@@ -147,7 +149,7 @@ _LOGUX_5 = [
     ["pong", 1],
 ]
 _CHANNEL = [
-    {"type": "hello", "processor": "a", "token": "secret", "instance": "i", "attempt": 1},
+    {"type": "hello", "processor": "a", "token": TOKEN, "instance": "i", "attempt": 1},
     {"type": "join", "channel": "c", "receive": "signal", "from": "state", "lease_s": 60},
     {"type": "join", "channel": "d", "from": 12},
     {"type": "send", "channel": "c", "number": 1, "payload": {"a": [1, 2.5, None]}},
@@ -296,9 +298,9 @@ def _names_of(kind: Any) -> list[str]:
 
 
 SEEDS: dict[str, list[bytes]] = {
-    "figg_server": [_FIGG_TO_SERVER, _FIGG_PUBLISHES, _FIGG_EQUAL],
+    "figg_server": [_FIGG_AUTH, _FIGG_TO_SERVER, _FIGG_PUBLISHES, _FIGG_EQUAL],
     "figg_client": [_FIGG_TO_CLIENT],
-    "figg_session": [_FIGG_TO_SERVER, _FIGG_PUBLISHES],
+    "figg_session": [_FIGG_AUTH + _FIGG_TO_SERVER, _FIGG_PUBLISHES],
     "wombat_server": [joined(_WOMBAT_TO_SERVER)],
     "wombat_client": [joined(_msgpack(_WOMBAT_TO_CLIENT))],
     "wombat_session": [joined(_WOMBAT_TO_SERVER)],

@@ -132,7 +132,7 @@ class _TopicAnswers:
         self._units: list[Unit] = []
 
     def answer(self, commands: Sequence[Any]) -> None:
-        """Carry out the commands. Every other publish, or each of them, is stored late."""
+        """Carry out the commands; some of the publishes are stored only at the end."""
         session = self._session
         for command in commands:
             self._choice += 1
