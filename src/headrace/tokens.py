@@ -24,7 +24,8 @@ def exposure_of(peer: Any) -> str:
         return ""
     return (
         f"the token is not sent to {host or 'this address'} without TLS, because others could read it: use "
-        "TLS, or allow it with insecure_token=True (on the command line, --insecure-token)"
+        "TLS, or allow it with insecure_token=True (on the command line, --insecure-token; for Spark, the "
+        "option insecureToken)"
     )
 
 

@@ -3,9 +3,12 @@
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from headrace import tokens
+from headrace.errors import OptionError
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.view import LogLocation
 from headrace.testing import hold_port
@@ -128,3 +131,18 @@ def test_a_refused_token_is_told_and_not_shown(serve):
     ) as caught:
         client(serve(head + body), token="hush").json("GET", "/", {})
     assert "hush" not in str(caught.value)
+
+
+def test_a_token_is_not_sent_where_others_can_read_it(serve, monkeypatch):
+    """Nothing but loopback can be reached in a test, so loopback counts as another machine here."""
+    monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
+    found = OK + b"Content-Length: 2\r\n\r\n{}"
+    for second in ((), ("https://127.0.0.1:1",)):
+        url = serve(found)
+        with pytest.raises(OptionError, match=f"^{url}: the token is not sent to .*insecureToken"):
+            client(url, *second, token="hush").json("GET", "/", {})
+    with closing(client(serve(found))) as one:
+        assert one.json("GET", "/", {}) == {}
+    place = LogLocation(urls=(serve(found),), token="hush", insecure_token=True)
+    with closing(HttpClient(place, retry_s=0.0)) as one:
+        assert one.json("GET", "/", {}) == {}

@@ -122,6 +122,13 @@ def test_what_spark_adds_is_let_through():
     assert source(True, checkpointLocation="/x", queryName="q").place.path == "/data"
 
 
+def test_a_token_is_sent_in_clear_only_if_it_is_allowed():
+    assert not sink(token="a").place.insecure_token
+    assert sink(token="a", insecureToken="true").place.insecure_token
+    options = {"url": URL, "subscribe": "a", "InsecureToken": "True"}
+    assert parse_source(options, streaming=True).place.insecure_token
+
+
 def test_a_path_may_be_a_file_url():
     assert source(path="file:///data/x").place.path == "/data/x"
 

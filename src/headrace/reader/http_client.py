@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from headrace.errors import OptionError
 from headrace.reader.view import LogLocation, SourceError
 from headrace.tls import failure
+from headrace.tokens import exposure_of
 
 TIMEOUT_S = 60.0
 """Longest silence of a server in the middle of an answer, in seconds."""
@@ -46,6 +48,7 @@ class HttpClient:
         self._tls = place.tls
         self._context: ssl.SSLContext | None = None
         self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+        self._is_exposure_allowed = place.insecure_token
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
         self._connected = False
@@ -55,8 +58,9 @@ class HttpClient:
         """Send a request and return the decoded answer. The body is bytes, or an object to send as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
+        answer = self.send(method, path, query, body)
         try:
-            return json.loads(self.send(method, path, query, body))
+            return json.loads(answer)
         except ValueError:
             raise ServerError(self._not_ours()) from None
 
@@ -131,6 +135,11 @@ class HttpClient:
                 host, url.port, timeout=TIMEOUT_S, context=self._context
             )
         made.connect()
+        # The address of the connection counts: a name may stand for any machine.
+        is_checked = self._headers and url.scheme == "http" and not self._is_exposure_allowed
+        if is_checked and (reason := exposure_of(made.sock.getpeername())):
+            made.close()
+            raise OptionError(f"{address}: {reason}")
         return made
 
     def _next(self) -> None:

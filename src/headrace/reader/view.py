@@ -29,12 +29,14 @@ class LogLocation(NamedTuple):
     token: str = ""
     tls: TlsFiles = TlsFiles()
     """Files for TLS with servers whose address begins with `https`."""
+    insecure_token: bool = False
+    """True: send the token also where others can read it."""
 
     def __repr__(self) -> str:
         return f"LogLocation(path={self.path!r}, urls={self.urls!r})"  # never show the token
 
 
-def parse_place(url: str, token: str, ca: str = "") -> LogLocation:
+def parse_place(url: str, token: str, ca: str = "", *, insecure_token: bool = False) -> LogLocation:
     """Parse the address of one server, or of several separated by commas.
 
     `ca` is a file on every machine that asks the server. The environment names files that are not given.
@@ -52,7 +54,7 @@ def parse_place(url: str, token: str, ca: str = "") -> LogLocation:
     if ca and not is_encrypted:
         raise OptionError("ca is for servers with TLS: write https:// in front of the address")
     tls = TlsFiles(ca).or_environment() if is_encrypted else TlsFiles()
-    return LogLocation(urls=urls, token=token, tls=tls)
+    return LogLocation(urls=urls, token=token, tls=tls, insecure_token=insecure_token)
 
 
 def without_secret(url: str) -> str:
