@@ -1,8 +1,10 @@
 """Tokens as clients handle them: their form, and the addresses to which they may be sent without TLS."""
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
+from headrace.errors import OptionError
 from headrace.model import TOKEN_BYTES_MAX
 
 
@@ -15,6 +17,19 @@ def fault_of(token: object) -> str:
     if not (token.isascii() and token.isprintable() and " " not in token):
         return "a token consists of printable ASCII characters without spaces"
     return ""
+
+
+def token_in(file: str | Path, option: str = "token_file") -> str:
+    """Return the token in a file, which the option names. Raises OptionError."""
+    try:
+        token = Path(file).read_text("utf-8").strip()
+    except OSError as error:
+        raise OptionError(f"{option}: cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"{option}: {file} is not a text") from None
+    if reason := fault_of(token):
+        raise OptionError(f"{option}: {file} holds no token: {reason}")
+    return token
 
 
 def exposure_of(peer: Any) -> str:

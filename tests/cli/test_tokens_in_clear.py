@@ -40,6 +40,7 @@ class Place(NamedTuple):
     data_dir: str
     lake: str
     out: str
+    token_file: str
 
     @property
     def proxies(self) -> tuple[Recorder, ...]:
@@ -54,6 +55,7 @@ class Place(NamedTuple):
             "http": f"http://{self.http.host}",
             "lake": self.lake,
             "out": self.out,
+            "file": self.token_file,
         }
 
 
@@ -76,8 +78,10 @@ def place(
     for name in ("HEADRACE_URL", "HEADRACE_HTTP", "HEADRACE_WS", "HEADRACE_CONFIG"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "token").write_text(TOKEN)
     with Recorder(server.figg) as figg, Recorder(server.ws) as ws, Recorder(server.http) as http:
-        yield Place(figg, ws, http, str(server.data_dir), lake, str(tmp_path / "out"))
+        paths = (server.data_dir, lake, tmp_path / "out", tmp_path / "token")
+        yield Place(figg, ws, http, *map(str, paths))
 
 
 # Commands
@@ -178,9 +182,14 @@ def assert_kept_to_itself(place: Place) -> None:
         'logux add main {"type":"a"} --ws WS',
         "topics --http HTTP",
         f"pipeline audit {TOPIC} --http HTTP",
+        f"pipeline audit {TOPIC} --token-file FILE --http HTTP",
     ],
 )
-def test_a_command_sends_it_when_it_is_told_to(place: Place, line: str) -> None:
+def test_a_command_sends_it_when_it_is_told_to(
+    place: Place, line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if "FILE" in line:
+        monkeypatch.delenv("HEADRACE_TOKEN")
     words = [
         place.urls.get(word.lower(), word) if word.isupper() else word for word in line.split()
     ]

@@ -341,6 +341,8 @@ def test_a_password_in_an_address_is_refused_and_not_shown():
 
 
 def test_an_authority_is_for_servers_with_tls() -> None:
+    with pytest.raises(OptionError, match="token and token_file exclude each other"):
+        parse_place("https://host:8121", "a", token_file="/etc/token")
     place = parse_place("https://host:8121", "", "/etc/ca.pem")
     assert place.tls.ca == "/etc/ca.pem"
     with pytest.raises(OptionError, match="ca is for servers with TLS: write https://"):

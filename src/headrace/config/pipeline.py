@@ -172,6 +172,13 @@ class ServerOptions(JobOptions):
             otherwise="env HEADRACE_TOKEN",
         ),
     ] = dataclasses.field(default="", repr=False)
+    token_file: Annotated[
+        Directory,
+        Option(
+            "File with the token, which is read for each request. Executors do not need it.",
+            "--token-file FILE",
+        ),
+    ] = ""
     insecure_token: Annotated[
         bool,
         Option(
@@ -518,12 +525,13 @@ def fields_of(*classes: type[JobOptions]) -> list[Field]:
 _SHARED = {
     "url": 1,
     "token": 2,
-    "insecure_token": 3,
-    "ca": 4,
-    "data_dir": 5,
-    "storage_options": 6,
-    "catalog_options": 7,
-    "master": 8,
+    "token_file": 3,
+    "insecure_token": 4,
+    "ca": 5,
+    "data_dir": 6,
+    "storage_options": 7,
+    "catalog_options": 8,
+    "master": 9,
 }
 """Order of the options that most jobs have; all others come before."""
 

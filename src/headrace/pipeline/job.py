@@ -156,7 +156,13 @@ def source_of(
 
 def place_of(server: ServerOptions) -> LogLocation:
     """Return the location of the server that a job asks."""
-    return parse_place(server.url, server.token, server.ca, insecure_token=server.insecure_token)
+    return parse_place(
+        server.url,
+        server.token,
+        server.ca,
+        token_file=str(server.token_file),
+        insecure_token=server.insecure_token,
+    )
 
 
 def list_lake(storage: Storage) -> tuple[dict[str, int], Positions]:

@@ -45,10 +45,8 @@ class HttpClient:
 
     def __init__(self, place: LogLocation, *, retry_s: float = RETRY_S) -> None:
         self._urls = list(place.urls)
-        self._tls = place.tls
         self._context: ssl.SSLContext | None = None
-        self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
-        self._is_exposure_allowed = place.insecure_token
+        self._place = place
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
         self._connected = False
@@ -102,9 +100,12 @@ class HttpClient:
             self._connection = None
 
     def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> bytes:
+        headers = {"Content-Type": kind} if kind else {}
+        # The file of a token is read for each request: the server refuses the old token on open connections.
+        if token := self._place.find_token():
+            headers["Authorization"] = f"Bearer {token}"
         self._connect()
         assert self._connection is not None
-        headers = self._headers | ({"Content-Type": kind} if kind else {})
         # If the server answers and closes before it has read the whole request, its answer still counts.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.request(method, target, body, headers)
@@ -130,13 +131,14 @@ class HttpClient:
         made = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
         if url.scheme == "https":
             if self._context is None:
-                self._context = self._tls.context()
+                self._context = self._place.tls.context()
             made = http.client.HTTPSConnection(
                 host, url.port, timeout=TIMEOUT_S, context=self._context
             )
         made.connect()
         # The address of the connection counts: a name may stand for any machine.
-        is_checked = self._headers and url.scheme == "http" and not self._is_exposure_allowed
+        place = self._place
+        is_checked = place.has_token and url.scheme == "http" and not place.insecure_token
         if is_checked and (reason := exposure_of(made.sock.getpeername())):
             made.close()
             raise OptionError(f"{address}: {reason}")

@@ -74,21 +74,24 @@ class Given:
         """
         http = self.values["url"]
         if data_dir and not http:
-            return {"url": "", "token": "", "ca": "", "insecure_token": False}
+            return {"url": "", "token": "", "token_file": "", "insecure_token": False, "ca": ""}
         if not http and not os.environ.get("HEADRACE_HTTP") and self.config_file:
             listen = load({}, os.environ, self.config_file).config.listen
             at = listen.http
             at = at._replace(host="127.0.0.1") if at.host in _EVERYWHERE else at
             http = f"https://{at}" if listen.tls.covers("http") else str(at)
+        values = self.values
         token = options.TokenFlags(
-            self.values["token"], insecure_token=bool(self.values["insecure_token"])
+            values["token"], values["token_file"], bool(values["insecure_token"])
         )
         api = options.http_api(http, token)
         return {
             "url": api.base,
-            "token": api.token or "",
-            "ca": self.values["ca"] or "",
-            "insecure_token": api.insecure_token,
+            # The job reads the file again for each request.
+            "token": "" if token.token_file else api.token or "",
+            "token_file": token.token_file or "",
+            "insecure_token": token.insecure_token,
+            "ca": values["ca"] or "",
         }
 
 
