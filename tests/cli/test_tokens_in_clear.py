@@ -20,9 +20,12 @@ from headrace.cli.main import app, main
 from headrace.errors import HeadraceError, OptionError, RefusedError
 from headrace.pipeline.job import JobArguments
 from headrace.pipeline.tasks import LocalRunner
+from headrace.reader.upload import encode_batch, upload
 from headrace.reader.view import parse_place
+from headrace.spark.options import parse_sink
+from headrace.spark.sink import TaskUpload
 from headrace.spark.source import HeadraceSource
-from headrace.testing import ServerProcess
+from headrace.testing import ServerProcess, wait_until
 from tests.fakes.recorder import Recorder
 
 TOKEN = "hr_a_token_that_nobody_else_may_read"
@@ -119,7 +122,7 @@ COMMANDS = [
 ]
 
 WITHOUT_TOKEN = """
-    serve verify backup restore config doctor man help logux pipeline
+    serve verify backup restore config doctor man help logux token pipeline
     token create|token list|token revoke|token prune|pipeline compact|pipeline dedupe
 """
 """Commands that ask no server."""
@@ -170,7 +173,11 @@ def test_a_command_sends_no_token_in_clear(
 
 
 def assert_kept_to_itself(place: Place) -> None:
-    assert any(proxy.sent for proxy in place.proxies), "the command has asked a server"
+    def is_over() -> bool:
+        ended = [proxy.ended for proxy in place.proxies]
+        return any(ended) and ended == [len(proxy.sent) for proxy in place.proxies]
+
+    wait_until(is_over, what="the end of the connections")
     assert not any(proxy.has_seen(TOKEN.encode()) for proxy in place.proxies)
 
 
@@ -195,7 +202,9 @@ def test_a_command_sends_it_when_it_is_told_to(
     ]
     with pytest.raises(SystemExit):
         main([*words, "--insecure-token"])
-    assert any(proxy.has_seen(TOKEN.encode()) for proxy in place.proxies)
+    wait_until(
+        lambda: any(proxy.has_seen(TOKEN.encode()) for proxy in place.proxies), what="the token"
+    )
 
 
 # Functions of Python
@@ -217,10 +226,18 @@ def stream(place: Place) -> None:
         reader.stop()
 
 
-def write(place: Place, **more: str) -> None:
+def write(place: Place, **more: str) -> list[str]:
+    """Upload a row as a task of the sink does."""
     options = {"token": TOKEN, "topic": TOPIC, "url": place.urls["http"], **more}
-    writer = HeadraceSource(options).writer(PAYLOADS, overwrite=False)
-    writer.write(iter([pa.RecordBatch.from_pydict({"payload": [b"x"]})]))
+    sink = parse_sink(options, streaming=False)
+    return upload(sink.place, encode_batch(TOPIC, pa.array([b"x"])))
+
+
+def commit(place: Place) -> None:
+    """Append an upload as the driver of the sink does."""
+    options = {"token": TOKEN, "producer": "p", "topic": TOPIC, "url": place.urls["http"]}
+    writer = HeadraceSource(options).streamWriter(PAYLOADS, overwrite=False)
+    writer.commit([TaskUpload(["upload"], "query")], 0)
 
 
 def ask(place: Place, **more: Any) -> None:
@@ -245,7 +262,8 @@ FUNCTIONS: dict[str, Callable[[Place], object]] = {
     ),
     "Spark source": read,
     "Spark stream": stream,
-    "Spark sink": write,
+    "Spark sink, task": write,
+    "Spark sink, driver": commit,
     "ServerLog": ask,
     "export": lambda at: pipeline.export(at.out, [TOPIC], **given(at)),
     "export, which only tells the server": lambda at: pipeline.export(
@@ -285,4 +303,4 @@ def test_a_function_sends_it_when_it_is_told_to(
     place: Place, send: Callable[[Place], object]
 ) -> None:
     send(place)
-    assert place.http.has_seen(TOKEN.encode())
+    wait_until(lambda: place.http.has_seen(TOKEN.encode()), what="the token")

@@ -16,6 +16,8 @@ class Recorder:
         self._threads: list[threading.Thread] = []
         self.sent: list[bytearray] = []
         """Bytes of each connection from its client."""
+        self.ended = 0
+        """Number of connections that their clients have ended."""
 
     @property
     def host(self) -> str:
@@ -46,8 +48,12 @@ class Recorder:
                 server = socket.create_connection(self._target)
                 self._sockets += (client, server)
                 self.sent.append(bytearray())
-                self._run(self._pump, client, server, self.sent[-1])
+                self._run(self._record, client, server, self.sent[-1])
                 self._run(self._pump, server, client, bytearray())
+
+    def _record(self, client: socket.socket, server: socket.socket, kept: bytearray) -> None:
+        self._pump(client, server, kept)
+        self.ended += 1
 
     def _pump(self, source: socket.socket, to: socket.socket, kept: bytearray) -> None:
         with suppress(OSError):
