@@ -240,7 +240,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         body = json.dumps({"error": str(refusal)}).encode()
         status = HTTPStatus(refusal.status)
-        headers = {"Content_Type": "application/json"}
+        headers: dict[str, Any] = {"Content_Type": "application/json"}
         if isinstance(refusal, _TurnedAwayError):
             headers["Retry_After"] = str(RETRY_S)
         self.transport.write(http_answer(status, body, **headers))
@@ -372,12 +372,8 @@ class _Uvicorn(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections as the other listeners do, instead of as uvicorn does."""
-        make: Any = partial(
-            self.config.http_protocol_class,
-            config=self.config,
-            server_state=self.server_state,
-            app_state={},
-        )
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
         loop = asyncio.get_running_loop()
         self.servers = []
         self._admissions = [
