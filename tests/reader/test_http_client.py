@@ -151,6 +151,20 @@ def test_a_token_is_not_sent_where_others_can_read_it(serve, monkeypatch):
         assert one.json("GET", "/", {}) == {}
 
 
+def test_every_connection_is_checked_before_the_token_is_sent(serve, monkeypatch):
+    """A name may stand for another machine when the client connects again."""
+    received = []
+    found = OK + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
+    url = serve(found, found, received=received)
+    with closing(client(url, token="hush")) as one:
+        assert one.json("GET", "/", {}) == {}
+        monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
+        with pytest.raises(OptionError, match=f"^{url}: the token is not sent to "):
+            one.json("GET", "/", {})
+    assert b"hush" in received[0]
+    assert b"hush" not in b"".join(received[1:])
+
+
 def test_the_file_of_a_token_is_read_for_each_request(serve, tmp_path):
     file, sent = tmp_path / "token", []
     found = OK + b"Content-Length: 2\r\n\r\n{}"
