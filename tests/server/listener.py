@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -59,6 +60,7 @@ class Listener:
                 Route("/healthz", self._hello),
                 Route("/peer", self._peer_of),
                 Route("/endless", self._endless),
+                Route("/after", self._after),
             ],
             exception_handlers={HTTPException: _error},
             middleware=[Middleware(AccessGate, access=access, audit=NO_AUDIT)] if access else [],
@@ -114,6 +116,11 @@ class Listener:
             await asyncio.Event().wait()
 
         return StreamingResponse(parts())
+
+    async def _after(self, request: Request) -> Response:
+        """Answer, and go on for ever."""
+        self._ask(request)
+        return PlainTextResponse("hello", background=BackgroundTask(asyncio.Event().wait))
 
     async def _slow(self, request: Request) -> Response:
         self.waiting += 1

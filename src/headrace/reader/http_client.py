@@ -113,7 +113,7 @@ class HttpClient:
 
     def _connect(self) -> None:
         """Connect to the first server that accepts, and move it to the front of the list."""
-        # After an answer that ends its connection, the library would reconnect without our check of the address.
+        # After an answer that ends its connection, the library would reconnect without a check of our own.
         if self._connection is not None and self._connection.sock is not None:
             return
         for left in reversed(range(len(self._urls))):

@@ -158,6 +158,15 @@ async def test_an_answer_in_progress_ends_with_its_token_and_without_an_error(
     assert errors_in(caplog) == []
 
 
+async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:
+    access = access_of("a")
+    async with Listener(access=access) as listener:
+        peer = await listener.connect()
+        assert (await ask(peer, "/after", "a")).status == 200
+        access.reload(Config(access=AccessSettings(anonymous=("inspect:x",))))
+        assert (await ask(peer)).status == 200
+
+
 async def test_the_stop_of_the_server_ends_an_answer_without_a_traceback(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

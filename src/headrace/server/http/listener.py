@@ -248,6 +248,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _cut_short(self, cycle: RequestResponseCycle, *, at_once: bool = False) -> None:
         """End the connection, because the application gives up an answer that it has begun."""
+        if cycle.response_complete:
+            return  # the connection belongs to the next request already
         # Otherwise uvicorn would log the missing rest as an error of the application.
         cycle.disconnected = True
         if at_once:
