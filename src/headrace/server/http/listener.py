@@ -44,6 +44,8 @@ from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificat
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
+IDLE_TIMEOUT_S = 10
+"""Time after an answer in which the next request must begin. Longer than common clients keep a connection."""
 PIPELINED_MAX = 16
 """Requests of one connection that wait for the answer to an earlier one."""
 
@@ -345,6 +347,7 @@ class HttpListener:
             access_log=False,
             lifespan="off",
             proxy_headers=False,  # a peer's address is that of its connection, whatever it says
+            timeout_keep_alive=IDLE_TIMEOUT_S,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
         self._server = _Uvicorn(config, shared.connections.at_once_max)
