@@ -11,8 +11,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from headrace.server.http.gate import KNOWN
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory, body
+from tests.fakes.places import Places
 
 WAIT_S = 10.0
 BODY_BYTES_MAX = 1000
@@ -30,6 +32,7 @@ class Answer(NamedTuple):
 class Listener:
     def __init__(self, connections_max: int = 100, memory_bytes_max: int = 1 << 20) -> None:
         self.memory = RequestMemory(memory_bytes_max)
+        self.places = Places()
         self.refusals: list[str] = []
         self.go_on = asyncio.Event()
         """Event that requests for `/slow` wait for."""
@@ -48,6 +51,7 @@ class Listener:
             connections_max=connections_max,
             body_bytes_max=LONGEST_BODY_BYTES,
             memory=self.memory,
+            newcomers=self.places.newcomers,
             refused=lambda peer, why: self.refusals.append(why),
         )
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -66,8 +70,8 @@ class Listener:
             peer.close()
         await self._listener.stop()
 
-    async def connect(self) -> "Peer":
-        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, source: str = "127.0.0.1") -> "Peer":
+        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port, local_addr=(source, 0)))
         self._peers.append(peer)
         return peer
 
@@ -75,7 +79,10 @@ class Listener:
         return PlainTextResponse("hello")
 
     async def _slow(self, request: Request) -> Response:
+        """Answer later. Credentials are not looked at, except that there are some."""
         self.waiting += 1
+        if "authorization" in request.headers:
+            request.scope[KNOWN]()
         await self.go_on.wait()
         return PlainTextResponse("slow")
 

@@ -159,7 +159,8 @@ class PeerLimits:
 class Limits:
     connections_max: int = count(
         10_000,
-        "Maximum number of open connections. The server closes further ones at once.",
+        "Maximum number of open connections. The server closes further ones at once, unless a peer without "
+        "credentials can give way: the one that has waited longest, of the address that has most of them.",
         "connections",
     )
     records_per_s: int = no_limit(
@@ -208,6 +209,13 @@ class Limits:
         "Maximum number of new connections of Figg and WebSocket that the server accepts before other "
         "connections have their turn.",
         "connections",
+    )
+    handshakes_max: int = count(
+        1_024,
+        "Maximum number of peers in a TLS handshake, and of peers whose request for a WebSocket is not "
+        "complete. When it is reached, the address that has most of them gives up the one that has waited "
+        "longest.",
+        "handshakes",
     )
     authentication_s: float = seconds(
         10.0,

@@ -245,7 +245,11 @@ class Server:
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
-        gate = self._gate = TlsGate(tls.context, connections.refused) if tls is not None else None
+        gate = self._gate = (
+            TlsGate(tls.context, connections.newcomers("handshakes_max"), connections.refused)
+            if tls is not None
+            else None
+        )
         for name, make in protocols.items():
             has_tls = config.listen.tls.covers(name)
             factory = gate.wrap(make) if gate is not None and has_tls else make
@@ -287,6 +291,7 @@ class Server:
             connections_max=config.limits.connections_max,
             body_bytes_max=STAGED_FILE_BYTES_MAX,
             memory=requests,
+            newcomers=connections.newcomers("connections_max"),
             refused=connections.request_refused,
         )
         self._http = HttpListener(

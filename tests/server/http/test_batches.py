@@ -16,6 +16,7 @@ from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
+from tests.fakes.places import Places
 from tests.fakes.store import StepStore, block
 from tests.server.http.open_gate import gated
 from tests.server.http.open_limits import open_limits
@@ -284,7 +285,9 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         api_batches.BatchesApi(store.store, Metrics(), open_limits()).routes(),
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
-    shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)
+    shared = HttpShared(
+        10, 1 << 20, RequestMemory(1 << 20), Places().newcomers, refused=lambda peer, why: None
+    )
     listener = HttpListener(app, shared, sock)
     await listener.start()
     try:

@@ -569,3 +569,44 @@ async def test_a_peer_that_sends_much_without_a_token_is_closed(tmp_path: Path) 
         for number in range(200):
             await known.pong(number)
         assert server.applied("authentication_bytes_max") == 1
+
+
+async def test_strangers_of_one_address_give_way_to_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, Limits(connections_max=5), access=TOKENS) as server:
+        known = await server.identified("a")
+        idle = [await server.dial() for _ in range(4)]
+        await server.until(lambda: len(server.connections.open) == 5)
+        other = await server.dial("127.0.0.2")
+        other.send(encode_auth("b"))
+        await other.pong(1)
+        assert await idle[0].rest() == []
+        assert server.applied("connections_max", "address") == 1
+        assert await (await server.dial()).rest() == [], "its own address has no room"
+        await known.pong(2)
+        await server.until(lambda: len(server.connections.open) == 5)
+        assert len(server.connections.strangers.newcomers) == 3
+
+
+async def test_peers_that_have_shown_a_token_never_give_way(tmp_path: Path) -> None:
+    async with serving(tmp_path, Limits(connections_max=2), access=TOKENS) as server:
+        known = [await server.identified("a") for _ in range(2)]
+        assert await (await server.dial("127.0.0.2")).rest() == []
+        for peer in known:
+            await peer.pong(2)
+
+
+async def test_a_stranger_whose_time_is_over_gives_way_before_it_has_hung_up(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(connections_max=2, authentication_s=0.001)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        idle = [await server.dial() for _ in range(2)]
+        await server.until(lambda: len(server.connections.open) == 2)
+        await asyncio.sleep(0.002)
+        server.connections.tick()
+        assert server.applied("authentication_s") == 2
+        other = await server.dial("127.0.0.2")
+        other.send(encode_auth("b"))
+        await other.pong(1)
+        for peer in idle:
+            peer.writer.close()

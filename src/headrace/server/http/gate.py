@@ -40,6 +40,9 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 CERTIFICATE: Final = "headrace.certificate"
 """Key of the peer's certificate in the ASGI scope of a request; its value is None without one."""
 
+KNOWN: Final = "headrace.known"
+"""Key of a function in the ASGI scope of a request that is called once its peer is known."""
+
 _RIGHTS = "headrace.rights"
 """Key of the `Rights` in the ASGI scope of a request."""
 
@@ -121,6 +124,8 @@ class AccessGate:
         if refusal is None:
             found = self._principal(scope, headers)
             if isinstance(found, Principal):
+                if KNOWN in scope and (found.kind is not Kind.ANONYMOUS or found.grants):
+                    scope[KNOWN]()
                 await self._run(scope, receive, send, Rights(self._access, found, self._audit))
                 return
             await asyncio.sleep(found.delay_s)

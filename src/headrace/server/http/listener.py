@@ -22,7 +22,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from headrace.server.http.gate import CERTIFICATE
+from headrace.server.http.gate import CERTIFICATE, KNOWN
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
@@ -32,7 +32,8 @@ from headrace.server.http.requests import (
     RequestRefusedError,
 )
 from headrace.server.listeners import http_answer
-from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
+from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, host_of, peer_name
+from headrace.server.peers.newcomers import GAVE_WAY, Newcomers
 from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificate
 
 REQUEST_TIMEOUT_S = 10.0
@@ -52,6 +53,8 @@ class HttpShared:
     body_bytes_max: int
     """Longest body that any endpoint accepts."""
     memory: RequestMemory
+    newcomers: Newcomers
+    """Connections that wait for a request, or whose requests show no credentials."""
     refused: Callable[[str, str], None]
     """Called with the name of a peer, and with the reason why its request was refused."""
 
@@ -96,16 +99,31 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._peer = peer_name(transport)
+        self._host = host_of(transport)
         self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
-        if len(self.connections) > self._shared.connections_max:
+        shared = self._shared
+        if len(self.connections) > shared.connections_max and not shared.newcomers.make_room(
+            self._host
+        ):
+            shared.refused(self._peer, "limits.connections_max is reached")
             transport.abort()
         else:
+            shared.newcomers.add(self, self._host)
             self._expect_request()
+
+    def give_way(self) -> None:
+        """End the connection at once: another peer gets its place."""
+        self._shared.refused(self._peer, GAVE_WAY)
+        self.transport.abort()
+
+    def _is_known(self) -> None:
+        self._shared.newcomers.leave(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._shared.newcomers.leave(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -135,6 +153,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._request = self.scope[HELD] = HeldRequest(self._shared.memory)  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
+        self.scope[KNOWN] = self._is_known  # type: ignore[typeddict-unknown-key]
         self._meter.begin()
         self._expect_request()
 
@@ -177,8 +196,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unanswered:  # empty if the connection is lost
             self._unanswered.popleft().release()
         super().on_response_complete()
-        if self._refusal is not None and not self._unanswered:
-            self._answer(self._refusal)
+        if not self._unanswered:
+            if not self.transport.is_closing():
+                self._shared.newcomers.add(self, self._host)
+            if self._refusal is not None:
+                self._answer(self._refusal)
 
     # Refusals
 

@@ -17,6 +17,7 @@ from headrace.broker.broker import BrokerSubscription
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.newcomers import GAVE_WAY
 from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.rights import PeerRights
@@ -130,10 +131,11 @@ class Connection:
             shared.refused(self.peer, why)
             transport.abort()
             return
+        shared.make_room(self.who)
         shared.open.add(self)
         shared.tally.add(self.who)
         if self.rights.are_none:
-            shared.strangers.add(self)
+            shared.strangers.add(self, self.who.address)
         shared.access.hold(self.rights.principal, self.credentials_ended)
         sock = transport.get_extra_info("socket")
         if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
@@ -360,6 +362,11 @@ class Connection:
             reason = f"no credentials were shown in time (limits.{limit})"
             self.count_refusal(reason)
             self._turn_away_now(reason)
+
+    def give_way(self) -> None:
+        """End the connection at once: its peer has shown no credentials, and another one gets its place."""
+        self._shared.refused(self.peer, f"no credentials were shown yet: {GAVE_WAY}")
+        self._transport.abort()
 
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""

@@ -17,6 +17,7 @@ from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.newcomers import Newcomers
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.strangers import Strangers
 from headrace.server.peers.tally import PeerRules, Tally, Who
@@ -64,7 +65,7 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
-        self.strangers = Strangers(self.loop, limits)
+        self.strangers = Strangers(self.loop, limits, self.newcomers("connections_max"))
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
@@ -79,6 +80,7 @@ class Connections:
             lambda: self.rules,
             lambda: self.limits.connections_max,
             metrics,
+            self.strangers.newcomers.has_room,
         )
         self.subscriptions = Tally(
             "subscriptions_max",
@@ -106,6 +108,17 @@ class Connections:
     def why_refused(self, who: Who) -> str:
         """Return the reason why a further connection of this peer is refused; empty if it is accepted."""
         return "the server is stopping" if self.draining else self.tally.refusal(who)
+
+    def newcomers(self, limit: str) -> Newcomers:
+        """Return the places of newcomers of one kind. `limit` names the setting that limits their number."""
+        return Newcomers(
+            limit, lambda: getattr(self.limits, limit), self.metrics.count_limit, self.loop.time
+        )
+
+    def make_room(self, who: Who) -> None:
+        """End the connection of a stranger if this peer, which was accepted, is one too many."""
+        if self.limits.connections_max and self.tally.total >= self.limits.connections_max:
+            self.strangers.newcomers.make_room(who.address)
 
     @property
     def held_bytes_max(self) -> int:

@@ -63,12 +63,17 @@ class Tally:
         rules: Callable[[], PeerRules],
         total_max: Callable[[], int],
         metrics: Metrics,
+        has_room: Callable[[str], bool] = lambda address: False,
     ) -> None:
-        """`name` is that of the limit in every table, and `total_max` returns the limit for all."""
+        """`name` is that of the limit in every table, and `total_max` returns the limit for all.
+
+        `has_room` is true if something gives way to a peer of an address when that limit is reached.
+        """
         self._name = name
         self._rules = rules
         self._total_max = total_max
         self._metrics = metrics
+        self._has_room = has_room
         self.total = 0
         self._of: Counter[tuple[str, str]] = Counter()
 
@@ -79,7 +84,7 @@ class Tally:
         """
         rules, name = self._rules(), self._name
         total_max = self._total_max()
-        if total_max and self.total >= total_max:
+        if total_max and self.total >= total_max and not self._has_room(who.address):
             return self._refused(SERVER, f"{name} is reached")
         found = self._of[ADDRESS, who.address] if who.address else 0
         if found and (limit := rules.limit(ADDRESS, name)) and found >= limit:
