@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from headrace.testing import ServerProcess, wait_until
@@ -132,6 +134,46 @@ def test_logux_events_wait(start: Start, file: Path, stack: ExitStack) -> None:
     assert client.hear()[0] == "pong"
     lift(server, file)
     assert client.hear_only("synced") == ["synced", 1]
+
+
+def test_publishers_for_whom_there_is_no_memory_are_told_to_try_again_when_there_is(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, f"[limits]\nheld_bytes_max = 4096\n{SLOW}")
+    exhaust(server, stack)
+    host, port = server.ws
+    channel = member(stack, server)
+    client = logux.Client(stack, f"ws://{host}:{port}/v1/logux/main")
+    client.connect("a:1:1")
+    holder, plain, wire = figg.Wire(server.figg), figg.Wire(server.figg), wombat.Wire(server.ws)
+    for one in (holder, plain, wire):
+        stack.callback(one.socket.close)
+    numbers = count(1)
+
+    def no_memory() -> None:
+        wanted = next(numbers)
+        wait_until(lambda: applied(server, "held_bytes_max") == wanted, what="no more memory")
+
+    holder.send(figg.publish(b"t", 0, bytes(8192)))
+    no_memory()
+    plain.send(figg.publish(b"t", 0, b"x"))
+    no_memory()
+    wire.send(wombat.publish("t", 0, b"x"))
+    no_memory()
+    say(channel, type="send", channel="c", number=1, payload={})
+    no_memory()
+    client.say("sync", 1, {"type": "x"}, [1, "a:1:1", 0])
+    no_memory()
+    httpx.get(f"{server.http_url}/healthz").raise_for_status()
+    lift(server, file)
+    holder.wait_ack(0)
+    assert plain.until_closed() == []
+    messages, closed = wire.until_closed()
+    assert (messages, closed.code) == ([], 1013)
+    with pytest.raises(ConnectionClosedError) as ended:
+        hear(channel)
+    assert ended.value.rcvd is not None and ended.value.rcvd.code == 1013
+    assert client.closed() == 1013
 
 
 def test_a_logux_log_above_topics_max_is_refused_at_once(

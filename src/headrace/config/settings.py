@@ -194,8 +194,9 @@ class Limits:
     )
     held_bytes_max: int = size(
         256 * 1024 * 1024,
-        "Maximum memory for publishes that wait for a rate or a quota. Above it, the server reads nothing "
-        "more of such publishers, not even PINGs.",
+        "Maximum memory for publishes that wait for a rate or a quota. Above three quarters, the server "
+        "reads nothing more of such publishers, not even PINGs. At the limit, it keeps nothing more of "
+        "further ones, and ends their connections when there is memory: their clients send again.",
         ge=4096,
     )
     output_total_bytes_max: int = size(

@@ -7,15 +7,14 @@ connection (`peers/connection.py`).
 """
 
 import asyncio
-import contextlib
 import logging
-import select
 from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.config.settings import Limits
 from headrace.model import Refusal
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.departures import Departures, UnreadPeer
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +26,7 @@ _CONNECTIONS_SHARE = 4
 """At most one in this many connections is held. Held sockets count as open connections."""
 
 
-class Peer(Protocol):
+class Peer(UnreadPeer, Protocol):
     """The part of a connection that is known here."""
 
     protocol: str
@@ -35,12 +34,6 @@ class Peer(Protocol):
 
     @property
     def address(self) -> str: ...
-
-    @property
-    def fd(self) -> int: ...
-
-    def end_hold(self) -> None:
-        """Called when the peer has left."""
 
 
 class Refusals:
@@ -52,7 +45,7 @@ class Refusals:
         """Replaced when settings are reloaded, with effect from the next refusal on."""
         self._metrics = metrics
         self._addresses: dict[str, _Address] = {}
-        self._departures = _Departures(loop)
+        self._departures = Departures(loop)
         self.held: dict[Peer, _Address] = {}
 
     def delay_close(self, peer: Peer, reason: str, why: Refusal) -> float:
@@ -140,43 +133,3 @@ class _Address:
             )
             self.unlogged = 0
         self.logged_s = now_s
-
-
-class _Departures:
-    """Detects held peers that hang up, although their sockets are not read."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._epoll: select.epoll | None = None
-        self._peers: dict[int, Peer] = {}
-
-    def watch(self, peer: Peer) -> None:
-        fd = peer.fd
-        if fd < 0 or not hasattr(select, "epoll"):
-            return  # only the delay ends this hold
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            self._loop.add_reader(self._epoll.fileno(), self._hung_up)
-        with contextlib.suppress(OSError):
-            self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
-            self._peers[fd] = peer
-
-    def forget(self, peer: Peer) -> None:
-        fd = peer.fd
-        if self._epoll is not None and self._peers.get(fd) is peer:
-            del self._peers[fd]
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
-
-    def close(self) -> None:
-        if self._epoll is not None:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            self._epoll = None
-            self._peers.clear()
-
-    def _hung_up(self) -> None:
-        assert self._epoll is not None
-        for fd, _ in self._epoll.poll(0):
-            if peer := self._peers.get(fd):
-                peer.end_hold()

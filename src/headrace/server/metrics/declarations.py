@@ -109,7 +109,8 @@ LABELLED_COUNTERS = {
 
 LABELLED_GAUGES = {
     "open_connections": Labelled(
-        "Open connections. `paused`: not read because of a limit. `held`: after a refused publish.",
+        "Open connections. `paused`: not read because of a limit. `held`: after a refused publish, "
+        "or until there is memory for publishes that wait.",
         {"protocol": (*PROTOCOLS, "http"), "state": CONNECTION_STATES},
     ),
     "open_subscriptions": Labelled(

@@ -17,6 +17,7 @@ from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.held import HELD_BACK_BYTES_MAX, HeldMemory
 from headrace.server.peers.newcomers import Newcomers
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.strangers import Strangers
@@ -33,12 +34,6 @@ logger = logging.getLogger(__name__)
 
 UNACKNOWLEDGED_BYTES_MAX = 4 << 20
 """Unacknowledged bytes above which a connection is not read. The next commit is milliseconds away."""
-HELD_BACK_BYTES_MAX = 72 << 20
-"""Unacknowledged bytes above which a connection is not read while commits are held back.
-
-It is the largest window of a client, 256 of the largest payloads, so that a PING behind them is still read
-and answered.
-"""
 CROWDED_BYTES_MAX = 1 << 16
 """Unacknowledged bytes above which it is not read while all connections exceed `publish_bytes_max`."""
 
@@ -74,6 +69,7 @@ class Connections:
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
         self.rules = PeerRules(limits)
+        self.held = HeldMemory(self.loop, limits, metrics)
         self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
         self.tally = Tally(
             "connections_max",
@@ -101,7 +97,7 @@ class Connections:
 
     def configure(self, limits: Limits) -> None:
         """Use these limits from now on."""
-        self.limits = self.refusals.limits = self.strangers.limits = limits
+        self.limits = self.refusals.limits = self.strangers.limits = self.held.limits = limits
         self.rules = PeerRules(limits)
         self.throttle.configure(limits, self.rules)
 
@@ -119,16 +115,6 @@ class Connections:
         """End the connection of a stranger if this peer, which was accepted, is one too many."""
         if self.limits.connections_max and self.tally.total >= self.limits.connections_max:
             self.strangers.newcomers.make_room(who.address)
-
-    @property
-    def held_bytes_max(self) -> int:
-        """Memory for held publishes above which one connection is not read."""
-        return 0 if self.is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
-
-    @property
-    def is_crowded(self) -> bool:
-        """True if held publishes of all connections have more memory than the limit."""
-        return self.throttle.held_bytes > self.limits.held_bytes_max
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
@@ -196,6 +182,7 @@ class Connections:
         self.refusals.tick()
         self.throttle.tick()
         self.strangers.tick()
+        self.held.tick()
 
     def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
@@ -227,6 +214,7 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
         self.refusals.close()
+        self.held.close()
 
     def lost(self, connection: "Connection") -> None:
         if connection in self.open:

@@ -206,8 +206,6 @@ class Throttle:
         self._has_rates = False
         self._counts_topics = False
         self._swept_s = loop.time()
-        self.held_bytes = 0
-        """Memory for the commands that wait in all connections."""
         topics.quotas.freed = self._freed
 
     @property
