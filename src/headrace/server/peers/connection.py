@@ -518,8 +518,7 @@ class Connection(QuietSink):
         return -1 if sock is None else int(sock.fileno())
 
     def count_refusal(self, reason: str) -> None:
-        logger.warning("%s: closing: %s", self.peer, reason)
-        self._shared.metrics.count("connections_closed_for_bad_input_total")
+        self._shared.closes(self.peer, self.address, reason, is_known=not self.rights.are_none)
 
     def _answer_soon(self) -> None:
         if not self._answering:

@@ -21,6 +21,7 @@ from headrace.server.peers.held import HELD_BACK_BYTES_MAX, HeldMemory
 from headrace.server.peers.newcomers import Newcomers
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.strangers import Strangers
+from headrace.server.peers.summaries import Summaries
 from headrace.server.peers.tally import PeerRules, Tally, Who
 from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
@@ -39,6 +40,8 @@ CROWDED_BYTES_MAX = 1 << 16
 
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
+_KNOWN_LINES_MAX = 10
+"""Bad peers of one address that are logged in full if they have shown who they are; of strangers, one is."""
 _CREATING_MIN = 1000
 """Topics that are being created, above which those that exist now are forgotten."""
 
@@ -65,6 +68,7 @@ class Connections:
         self.draining = False
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
+        self._closings = Summaries(self.loop, "connections closed")
         self.refusals = Refusals(self.loop, limits, metrics)
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
@@ -180,6 +184,7 @@ class Connections:
         for connection in list(self.paused):
             connection.read_again()
         self.refusals.tick()
+        self._closings.tick()
         self.throttle.tick()
         self.strangers.tick()
         self.held.tick()
@@ -187,6 +192,12 @@ class Connections:
     def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
         self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
+
+    def closes(self, peer: str, address: str, reason: str, *, is_known: bool) -> None:
+        """Count a connection that ends because its peer broke the protocol or a limit, and log it."""
+        self.metrics.count("connections_closed_for_bad_input_total")
+        lines_max = _KNOWN_LINES_MAX if is_known else 1
+        self._closings.note(peer, address, reason, lines_max=lines_max)
 
     def request_refused(self, peer: str, why: str) -> None:
         """Count an HTTP request that breaks a limit. At most one line per second is logged."""
@@ -214,6 +225,7 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
         self.refusals.close()
+        self._closings.close()
         self.held.close()
 
     def lost(self, connection: "Connection") -> None:
