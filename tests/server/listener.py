@@ -11,9 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from headrace.config.settings import Limits
 from headrace.server.http.gate import KNOWN
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory, body
+from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.tally import PeerRules, Tally
 from tests.fakes.places import Places
 
 WAIT_S = 10.0
@@ -30,9 +33,15 @@ class Answer(NamedTuple):
 
 
 class Listener:
-    def __init__(self, connections_max: int = 100, memory_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        connections_max: int = 100,
+        memory_bytes_max: int = 1 << 20,
+        limits: Limits | None = None,
+    ) -> None:
         self.memory = RequestMemory(memory_bytes_max)
         self.places = Places()
+        self.tally = http_tally(limits or Limits())
         self.refusals: list[str] = []
         self.go_on = asyncio.Event()
         """Event that requests for `/slow` wait for."""
@@ -52,6 +61,7 @@ class Listener:
             body_bytes_max=LONGEST_BODY_BYTES,
             memory=self.memory,
             newcomers=self.places.newcomers,
+            tally=self.tally,
             refused=lambda peer, why: self.refusals.append(why),
         )
         self._socket = socket.create_server(("127.0.0.1", 0))
@@ -123,6 +133,12 @@ class Peer:
 
     async def _in_time(self, call: Awaitable[bytes]) -> bytes:
         return await asyncio.wait_for(call, WAIT_S)
+
+
+def http_tally(limits: Limits) -> Tally:
+    """Return a count of the connections of each address, with these limits."""
+    rules = PeerRules(limits)
+    return Tally("connections_max", lambda: rules, lambda: 0, Metrics())
 
 
 async def until(condition: Callable[[], object]) -> None:

@@ -176,6 +176,33 @@ def test_publishers_for_whom_there_is_no_memory_are_told_to_try_again_when_there
     assert client.closed() == 1013
 
 
+def test_subscriptions_of_logux_are_limited_in_each_of_its_protocols(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    text = f'{JOURNAL}[[limits.peer]]\nof = "address"\nsubscriptions_max = 2\n'
+    server = serve(start, file, text)
+    host, port = server.ws
+    url = f"ws://{host}:{port}/v1/logux/main"
+    first, second = logux.Client(stack, url), logux.Client(stack, url)
+    first.connect("a:1:1")
+    second.connect5("b:1:1")
+    answers = []
+    for number, channel in enumerate(("x", "y"), 1):
+        subscribe = {"type": "logux/subscribe", "channel": channel}
+        second.say("sync", number, subscribe, {"id": [0, number], "time": 0})
+        while (message := second.hear())[0] != "sync":
+            pass
+        answers.append(message[2])
+    assert [one["type"] for one in answers] == ["logux/processed", "logux/undo"]
+    assert answers[1]["reason"] == "tooManyChannels"
+    third = logux.Client(stack, url)
+    third.say("connect", [0, 0], "c:1:1", 0)
+    assert third.closed() == 1008
+    assert applied(server, "subscriptions_max", "address") == 2
+    first.say("ping", 1)
+    assert first.hear()[0] == "pong"
+
+
 def test_a_logux_log_above_topics_max_is_refused_at_once(
     start: Start, file: Path, stack: ExitStack
 ) -> None:

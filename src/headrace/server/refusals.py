@@ -10,6 +10,7 @@ import asyncio
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits
 from headrace.model import Refusal
 from headrace.server.metrics.metrics import Metrics
@@ -51,7 +52,7 @@ class Refusals:
         """Count a refusal. Return the seconds for which the peer is held: 0.0 closes it at once."""
         now_s = self._loop.time()
         self._metrics.count_refusal(peer.protocol, why)
-        address = self._address(peer.address)
+        address = self._address(address_of_limits(peer.address))
         address.refusals += 1
         address.refused_s = now_s
         held_s = self._delay_s(address)

@@ -292,6 +292,7 @@ class Server:
             body_bytes_max=STAGED_FILE_BYTES_MAX,
             memory=requests,
             newcomers=connections.newcomers("connections_max"),
+            tally=connections.http,
             refused=connections.request_refused,
         )
         self._http = HttpListener(

@@ -8,7 +8,7 @@ from itertools import count
 import httpx
 import pytest
 
-from headrace.config.settings import Config
+from headrace.config.settings import Config, Limits
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.http import api, requests
 from headrace.server.http import batches as api_batches
@@ -20,6 +20,7 @@ from tests.fakes.places import Places
 from tests.fakes.store import StepStore, block
 from tests.server.http.open_gate import gated
 from tests.server.http.open_limits import open_limits
+from tests.server.listener import http_tally
 from tests.system.support import metrics
 
 SETTINGS = ("limits.staged_bytes_max=8000000",)
@@ -286,7 +287,12 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
     shared = HttpShared(
-        10, 1 << 20, RequestMemory(1 << 20), Places().newcomers, refused=lambda peer, why: None
+        10,
+        1 << 20,
+        RequestMemory(1 << 20),
+        Places().newcomers,
+        http_tally(Limits()),
+        refused=lambda peer, why: None,
     )
     listener = HttpListener(app, shared, sock)
     await listener.start()

@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from headrace.config.settings import Limits, PeerLimits
 from headrace.server.http import listener as http_protocol
 from headrace.server.http import requests
 from headrace.server.http.listener import PIPELINED_MAX
@@ -350,7 +351,7 @@ async def test_an_address_with_all_connections_gives_way_to_others():
         idle[1].send(HELLO + b"\r\n")
         assert (await idle[1].answer()).body == b"hello"
         assert listener.places.applied == ["handshakes_max address", "handshakes_max server"]
-        assert "limits.connections_max is reached" in listener.refusals
+        assert "connections_max is reached" in listener.refusals
 
 
 async def test_only_a_request_with_credentials_frees_a_place():
@@ -368,3 +369,21 @@ async def test_only_a_request_with_credentials_frees_a_place():
         assert (await known.answer()).body == b"slow"
         await until(lambda: len(listener.places.newcomers) == 2)
         other.close()
+
+
+async def test_connections_of_one_address_are_limited_and_leave_room_for_others():
+    limits = Limits(peer=(PeerLimits(of="address", connections_max=2),))
+    async with Listener(limits=limits) as listener:
+        first, second = await listener.connect(), await listener.connect()
+        for peer in (first, second):
+            peer.send(HELLO + b"\r\n")
+            assert (await peer.answer()).body == b"hello"
+        assert await (await listener.connect()).ended()
+        other = await listener.connect("127.0.0.2")
+        other.send(HELLO + b"\r\n")
+        assert (await other.answer()).body == b"hello"
+        first.close()
+        await until(lambda: listener.tally.total == 2)
+        again = await listener.connect()
+        again.send(HELLO + b"\r\n")
+        assert (await again.answer()).body == b"hello"

@@ -92,3 +92,17 @@ def test_a_batch_that_would_make_too_many_topics_is_refused_and_its_uploads_are_
         assert decide(server, "admin", existing, number=2).status_code == 200
         httpx.delete(url, params={"name": "b"}, headers=bearer).raise_for_status()
         assert decide(server, "admin", second, number=3).json()["records"] == 2
+
+
+def test_the_topics_of_a_batch_count_for_the_rate_of_new_topics(
+    tmp_path: Path, tokens: Tokens
+) -> None:
+    with ServerProcess(tmp_path / "data", "--set=limits.topics_per_s=1") as server:
+        many = stage(server, "admin", *(f"many/{number}" for number in range(1000)))
+        assert decide(server, "admin", many).status_code == 200
+        staged = stage(server, "admin", "one/more")
+        answer = decide(server, "admin", staged, number=1)
+        assert answer.status_code == 429
+        assert int(answer.headers["retry-after"]) > 1
+        existing = stage(server, "admin", "many/1")
+        assert decide(server, "admin", existing, number=1).status_code == 200

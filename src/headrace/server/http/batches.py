@@ -142,7 +142,8 @@ class BatchesApi:
         if why := self._limits.why_not_created(topics):
             text = f"{why}: the batch would make further topics; its uploads are kept"
             return _NotAllowedError(HTTPException(507, text))
-        return None
+        late = self._limits.charge_topics(request, topics)
+        return None if late is None else _NotAllowedError(late)
 
     def _missing_right(self, request: Request, topic: str) -> Operation | None:
         if not may(request, Operation.PUBLISH, topic):

@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from headrace.access.quotas import address_of_limits
 from headrace.server.http.gate import CERTIFICATE, KNOWN
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
@@ -34,6 +35,7 @@ from headrace.server.http.requests import (
 from headrace.server.listeners import http_answer
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, host_of, peer_name
 from headrace.server.peers.newcomers import GAVE_WAY, Newcomers
+from headrace.server.peers.tally import Tally, Who
 from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificate
 
 REQUEST_TIMEOUT_S = 10.0
@@ -55,6 +57,8 @@ class HttpShared:
     memory: RequestMemory
     newcomers: Newcomers
     """Connections that wait for a request, or whose requests show no credentials."""
+    tally: Tally
+    """Connections of each address."""
     refused: Callable[[str, str], None]
     """Called with the name of a peer, and with the reason why its request was refused."""
 
@@ -100,14 +104,18 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self._peer = peer_name(transport)
         self._host = host_of(transport)
+        self._who = Who(address_of_limits(self._host))
         self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
         shared = self._shared
-        if len(self.connections) > shared.connections_max and not shared.newcomers.make_room(
-            self._host
-        ):
-            shared.refused(self._peer, "limits.connections_max is reached")
+        why = shared.tally.refusal(self._who)
+        shared.tally.add(self._who)
+        is_over = len(self.connections) > shared.connections_max
+        if is_over and not why and not shared.newcomers.make_room(self._host):
+            why = "connections_max is reached"
+        if why:
+            shared.refused(self._peer, why)
             transport.abort()
         else:
             shared.newcomers.add(self, self._host)
@@ -124,6 +132,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._shared.newcomers.leave(self)
+        self._shared.tally.add(self._who, -1)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

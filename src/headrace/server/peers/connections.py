@@ -82,6 +82,8 @@ class Connections:
             metrics,
             self.strangers.newcomers.has_room,
         )
+        self.http = Tally("connections_max", lambda: self.rules, lambda: 0, metrics)
+        """Connections of the HTTP listener, of each address. It has a limit of all of them itself."""
         self.subscriptions = Tally(
             "subscriptions_max",
             lambda: self.rules,

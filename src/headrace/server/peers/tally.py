@@ -11,6 +11,7 @@ from typing import NamedTuple
 from headrace.access.principals import Kind, Principal
 from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits, PeerLimits
+from headrace.printing import printable
 from headrace.server.metrics.metrics import Metrics
 
 SERVER = "server"
@@ -93,7 +94,7 @@ class Tally:
             found = self._of[PRINCIPAL, who.principal]
             limit = rules.limit(PRINCIPAL, name, who.principal)
             if limit and found >= limit:
-                return self._refused(PRINCIPAL, f"{name} of {who.principal} is reached")
+                return self._refused(PRINCIPAL, f"{name} of {printable(who.principal)} is reached")
         limit = rules.limit(CONNECTION, name)
         if limit and own >= limit:
             return self._refused(CONNECTION, f"{name} of a connection is reached")
@@ -103,7 +104,9 @@ class Tally:
         """Return the reason why a principal has too many open, after `move`; empty if it has not."""
         limit = self._rules().limit(PRINCIPAL, self._name, who.principal) if who.principal else 0
         if limit and self._of[PRINCIPAL, who.principal] > limit:
-            return self._refused(PRINCIPAL, f"{self._name} of {who.principal} is reached")
+            return self._refused(
+                PRINCIPAL, f"{self._name} of {printable(who.principal)} is reached"
+            )
         return ""
 
     def _refused(self, of: str, reason: str) -> str:
