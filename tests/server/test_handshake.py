@@ -17,7 +17,7 @@ from tests.server.test_figg_connection import WAIT_S, Figg
 
 HALF = b"GET /healthz HTTP/1.1\r\nHost: loc"
 WHOLE = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-PLACES = 16
+PLACES = 32
 
 
 class Server(Figg):
@@ -80,7 +80,7 @@ async def test_a_crowd_that_completes_its_requests_loses_none(
 ) -> None:
     monkeypatch.setattr(handshake, "CROWDED_S_MAX", WAIT_S)
     peers = [await server.dial() for _ in range(3 * PLACES)]
-    await server.until(lambda: len(server.door.newcomers) >= 12)
+    await server.until(lambda: len(server.door.newcomers) >= 24)
     for reader, writer in peers:
         writer.write(WHOLE)
         assert (await asyncio.wait_for(reader.read(), WAIT_S)).startswith(b"HTTP/1.1 ")
