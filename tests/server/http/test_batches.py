@@ -8,7 +8,7 @@ from itertools import count
 import httpx
 import pytest
 
-from headrace.config.settings import Config, Limits
+from headrace.config.settings import Config
 from headrace.payload.channel import Content, StoredMessage, encode_message
 from headrace.server.http import api, requests
 from headrace.server.http import batches as api_batches
@@ -16,11 +16,9 @@ from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
-from tests.fakes.places import Places
 from tests.fakes.store import StepStore, block
 from tests.server.http.open_gate import gated
-from tests.server.http.open_limits import open_limits
-from tests.server.listener import http_tally
+from tests.server.http.open_limits import open_connections, open_limits
 from tests.system.support import metrics
 
 SETTINGS = ("limits.staged_bytes_max=8000000",)
@@ -287,12 +285,7 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
     shared = HttpShared(
-        10,
-        1 << 20,
-        RequestMemory(1 << 20),
-        Places().newcomers,
-        http_tally(Limits()),
-        refused=lambda peer, why: None,
+        open_connections(), 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None
     )
     listener = HttpListener(app, shared, sock)
     await listener.start()

@@ -5,13 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from headrace.config.settings import Limits, PeerLimits
 from headrace.server.http import listener as http_protocol
 from headrace.server.http import requests
 from headrace.server.http.listener import PIPELINED_MAX
 from headrace.server.http.requests import HEAD_BYTES_MAX, HEADERS_MAX, URL_BYTES_MAX
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX
-from headrace.server.peers.newcomers import WAIT_S_MIN
 from tests.server.listener import BODY_BYTES_MAX, LONGEST_BODY_BYTES, Listener, Peer, until
 
 CONNECTIONS_MAX = 3
@@ -317,73 +315,3 @@ async def test_a_request_that_does_not_arrive_whole_is_given_up(
     assert (await peer.answer()).status == 408
     assert await peer.ended()
     peer.close()
-
-
-async def test_connections_beyond_the_bound_are_closed_at_once(impatient: Listener) -> None:
-    kept = [await impatient.connect() for _ in range(CONNECTIONS_MAX)]
-    for peer in kept:
-        await answered(peer)
-    late = await impatient.connect()
-    assert await late.ended()
-    late.close()
-    kept.pop().close()
-    for peer in kept:
-        await answered(peer)
-        peer.close()
-
-
-# Places
-
-
-HELLO = b"GET / HTTP/1.1\r\nHost: localhost\r\n"
-SLOW = b"GET /slow HTTP/1.1\r\nHost: localhost\r\n"
-
-
-async def test_an_address_with_all_connections_gives_way_to_others():
-    async with Listener(connections_max=3) as listener:
-        idle = [await listener.connect() for _ in range(3)]
-        await until(lambda: len(listener.places.newcomers) == 3)
-        other = await listener.connect("127.0.0.2")
-        other.send(HELLO + b"\r\n")
-        assert (await other.answer()).body == b"hello"
-        assert await idle[0].ended()
-        assert await (await listener.connect()).ended(), "its own address has no room"
-        idle[1].send(HELLO + b"\r\n")
-        assert (await idle[1].answer()).body == b"hello"
-        assert listener.places.applied == ["handshakes_max address", "handshakes_max server"]
-        assert "connections_max is reached" in listener.refusals
-
-
-async def test_only_a_request_with_credentials_frees_a_place():
-    """Otherwise a peer could ask for something public, and never read the answer."""
-    async with Listener(connections_max=2) as listener:
-        known, stranger = await listener.connect(), await listener.connect()
-        known.send(SLOW + b"Authorization: Bearer x\r\n\r\n")
-        stranger.send(SLOW + b"\r\n")
-        await until(lambda: listener.waiting == 2)
-        assert len(listener.places.newcomers) == 1
-        listener.places.now_s += WAIT_S_MIN
-        other = await listener.connect("127.0.0.2")
-        assert await stranger.ended()
-        listener.go_on.set()
-        assert (await known.answer()).body == b"slow"
-        await until(lambda: len(listener.places.newcomers) == 2)
-        other.close()
-
-
-async def test_connections_of_one_address_are_limited_and_leave_room_for_others():
-    limits = Limits(peer=(PeerLimits(of="address", connections_max=2),))
-    async with Listener(limits=limits) as listener:
-        first, second = await listener.connect(), await listener.connect()
-        for peer in (first, second):
-            peer.send(HELLO + b"\r\n")
-            assert (await peer.answer()).body == b"hello"
-        assert await (await listener.connect()).ended()
-        other = await listener.connect("127.0.0.2")
-        other.send(HELLO + b"\r\n")
-        assert (await other.answer()).body == b"hello"
-        first.close()
-        await until(lambda: listener.tally.total == 2)
-        again = await listener.connect()
-        again.send(HELLO + b"\r\n")
-        assert (await again.answer()).body == b"hello"

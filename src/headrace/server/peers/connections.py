@@ -82,8 +82,16 @@ class Connections:
             metrics,
             self.strangers.newcomers.has_room,
         )
-        self.http = Tally("connections_max", lambda: self.rules, lambda: 0, metrics)
-        """Connections of the HTTP listener, of each address. It has a limit of all of them itself."""
+        self.http_newcomers = self.newcomers("connections_max")
+        """Connections of HTTP without a request that shows credentials."""
+        self.http = Tally(
+            "connections_max",
+            lambda: self.rules,
+            lambda: self.limits.connections_max,
+            metrics,
+            self.http_newcomers.has_room,
+        )
+        """Connections of HTTP, which are counted apart from the others."""
         self.subscriptions = Tally(
             "subscriptions_max",
             lambda: self.rules,
