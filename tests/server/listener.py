@@ -18,6 +18,7 @@ from headrace.server.access import Access
 from headrace.server.http.gate import AccessGate, rights
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory, body
+from tests.fakes.places import Places
 from tests.server.http.open_gate import NO_AUDIT
 from tests.server.http.open_limits import open_connections
 
@@ -45,7 +46,8 @@ class Listener:
         self.memory = RequestMemory(memory_bytes_max)
         self.refusals: list[str] = []
         self.turned_away: list[str] = []
-        self.connections = open_connections(connections_max, peers, self.turned_away)
+        self.places = Places(connections_max)
+        self.connections = open_connections(connections_max, peers, self.turned_away, self.places)
         self._has_access = access is not None
         self.go_on = asyncio.Event()
         """Event that requests for `/slow` wait for."""

@@ -12,8 +12,8 @@ Topics under some prefixes have an *owner*, which stores their records and recog
 records of a piece wait until the owned records are durable, and only then the batch's progress is recorded.
 After a crash the owner gets the records again, and stores none of them twice.
 
-A batch that an owner would refuse must not be decided, so owners check it first. Later requests wait and are
-decided after it.
+A batch that an owner would refuse must not be decided, so owners check it first. Before that, the caller may
+refuse its topics (`Judge`). Later requests wait and are decided after it.
 
 A number that was decided before is a duplicate; a number that was skipped is refused. Elsewhere: staged
 files (`staging.py`), their blocks (`blocks.py`), entries (`log/commit/`), and applying them (`log/apply/`).
@@ -22,7 +22,7 @@ files (`staging.py`), their blocks (`blocks.py`), entries (`log/commit/`), and a
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None if the store stops before the answer: the caller must repeat the request later."""
 
+Judge = Callable[[Collection[str]], BatchRefusedError | None]
+"""Function of a batch's topics that returns the reason why the batch is not decided; None if it is."""
+
 logger = logging.getLogger(__name__)
 
 _PIECES_MAX = 2
@@ -63,6 +66,8 @@ class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
         self.decision = decision
         self.producer, self.number, self.files = decision
+        self.judge: Judge | None = None
+        """Called once the topics are known; None afterwards."""
         self.prefixes: frozenset[str] | None = None
         """Prefixes of the owners of its topics; None until they are known."""
         self.checking = False
@@ -172,10 +177,18 @@ class Batches:
             self._add(self._held)
         self._check_all()
 
-    def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
+    def decide(
+        self,
+        producer: str,
+        number: int,
+        staged: Sequence[str],
+        answer: Answer,
+        judge: Judge = lambda topics: None,
+    ) -> None:
         """Append the staged files' records, unless this number was decided before.
 
-        Raises UnknownStagedError, StagedClaimedError or BatchNumberError; then nothing is decided.
+        Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
+        is decided. If the topics must be read from the files, `answer` gets what `judge` returns later.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -197,8 +210,11 @@ class Batches:
             return
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
-        batch.asked = answer
-        batch.prefixes = self._staging.prefixes(decision.files)
+        batch.asked, batch.judge = answer, judge
+        topics = self._staging.topics(decision.files)
+        if topics is not None and (refused := self._judge(batch, topics)):
+            self._staging.release(decision.files)
+            raise refused
         batch.checked = batch.prefixes == frozenset()
         self._batches.append(batch)
         if batch.checked:
@@ -266,18 +282,26 @@ class Batches:
         if batch.prefixes is not None:
             self._ask_owners(batch, iter(sorted(batch.prefixes)))
             return
-        blocks = self._blocks(batch, self._prefixes)
+        blocks = self._blocks(batch, ("",))
         self._runner.background(
-            lambda: frozenset(prefix_of(one.topic, self._prefixes) or "" for one in blocks()),
-            partial(self._found_prefixes, batch),
+            lambda: frozenset(one.topic for one in blocks()), partial(self._found_topics, batch)
         )
 
-    def _found_prefixes(self, batch: _Batch, prefixes: frozenset[str] | BaseException) -> None:
-        if isinstance(prefixes, BaseException):
-            self._was_checked(batch, prefixes)
+    def _found_topics(self, batch: _Batch, found: frozenset[str] | BaseException) -> None:
+        if isinstance(found, BaseException):
+            self._was_checked(batch, found)
+        elif refused := self._judge(batch, found):
+            self._was_checked(batch, refused)
         else:
-            batch.prefixes = prefixes
-            self._ask_owners(batch, iter(sorted(prefixes)))
+            assert batch.prefixes is not None
+            self._ask_owners(batch, iter(sorted(batch.prefixes)))
+
+    def _judge(self, batch: _Batch, topics: frozenset[str]) -> BatchRefusedError | None:
+        """Note the owners of a batch's topics. Return the reason why the batch is not decided, if any."""
+        judge, batch.judge = batch.judge, None
+        found = {prefix_of(topic, self._prefixes) for topic in topics}
+        batch.prefixes = frozenset(prefix for prefix in found if prefix is not None)
+        return judge(topics) if judge is not None else None
 
     def _ask_owners(
         self, batch: _Batch, prefixes: Iterator[str], error: BaseException | None = None

@@ -116,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
-        self._counted = CountedConnection(self._shared.connections, self._peer)
+        self._counted = CountedConnection(self._shared.connections, self._peer, transport.abort)
         if self._counted.has_no_room:
             transport.abort()
         else:
@@ -203,7 +203,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unanswered:  # empty if the connection is lost
             self._unanswered.popleft().release()
         super().on_response_complete()
-        if self._refusal is not None and not self._unanswered:
+        if self._unanswered:
+            return
+        if not self.transport.is_closing():
+            self._counted.answered()
+        if self._refusal is not None:
             self._answer(self._refusal)
 
     # Refusals
