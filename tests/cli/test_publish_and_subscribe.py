@@ -152,6 +152,7 @@ def test_subscribing_since_a_time(publish, subscribe):
     publish(b"old")
     time.sleep(0.3)  # longer than the maximum duration of a run in the index
     now_ms = time.time_ns() // 1_000_000
+    time.sleep(0.01)  # the server's time may be a millisecond behind
     publish(b"new")
     assert subscribe("--since", "1h", "--count", 2) == "old\nnew\n"
     assert subscribe("--since", now_ms, "--count", 1) == "new\n"
