@@ -232,14 +232,26 @@ class StepStore:
         *payloads: bytes,
         notes: Sequence[Note] = (),
         trim: Position | None = None,
+        create: bool = False,
+        close: bool = False,
         destroy: bool = False,
-    ) -> None:
-        """Change a topic and notes together, and commit."""
+    ) -> Position:
+        """Change a topic and notes together, and commit. Return the end of the change's own records."""
         handle, records = self.store.topic(topic), _records(payloads)
+        ends: list[Position] = []
         self.store.change(
-            handle, records=records, notes=notes, trim=trim, destroy=destroy, done=lambda: None
+            handle,
+            records=records,
+            notes=notes,
+            trim=trim,
+            create=create,
+            close=close,
+            destroy=destroy,
+            done=lambda: None,
+            ends_at=ends.append,
         )
         self.runner.run()
+        return ends[0]
 
     def rotate(self) -> None:
         """Continue in the next journal file; the old one is applied while `applying`."""

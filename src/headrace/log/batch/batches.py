@@ -24,6 +24,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ from headrace.errors import BatchNumberError, StoreFailedError
 from headrace.log.batch.blocks import Damaged, prefix_of, read_staged
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.commit.closed import ClosedTopics
 from headrace.log.commit.commit import Decision
 from headrace.log.commit.journal import RECENT_MAX, Producer, Recent, StagedFile, StagedFiles
 from headrace.log.layout import Layout
@@ -45,6 +47,7 @@ from headrace.log.store import (
     Runner,
     TopicOwner,
 )
+from headrace.model import closed_reason
 from headrace.printing import quoted
 
 if TYPE_CHECKING:
@@ -55,6 +58,7 @@ Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 
 logger = logging.getLogger(__name__)
 
+_TOPICS_AT_ONCE = 500
 _PIECES_MAX = 2
 """Largest number of uncommitted pieces of a batch: one is written while one gathers."""
 
@@ -118,6 +122,7 @@ class Batches:
         runner: Runner,
         staging: Staging,
         store: "EmbeddedStore",
+        closed: ClosedTopics,
         *,
         prefixes: Sequence[str],
         piece_bytes: int,
@@ -127,6 +132,7 @@ class Batches:
         self._runner = runner
         self._staging = staging
         self._store = store
+        self._closed = closed
         self._piece_bytes = piece_bytes
         self._batches: deque[_Batch] = deque()
         """Batches in the order of their requests, which is the order of their decisions."""
@@ -199,7 +205,7 @@ class Batches:
         batch = _Batch(decision, Progress())
         batch.asked = answer
         batch.prefixes = self._staging.prefixes(decision.files)
-        batch.checked = batch.prefixes == frozenset()
+        batch.checked = batch.prefixes == frozenset() and not self._closed.may_exist
         self._batches.append(batch)
         if batch.checked:
             self._decide_checked()
@@ -263,6 +269,31 @@ class Batches:
 
     def _check(self, batch: _Batch) -> None:
         batch.checking = True
+        if not self._closed.may_exist:
+            self._find_owners(batch)
+            return
+        blocks = partial(_blocks, self._layout, batch.files, self._piece_bytes)
+        self._runner.background(
+            lambda: frozenset(one.topic for one in blocks()), partial(self._found_topics, batch)
+        )
+
+    def _found_topics(self, batch: _Batch, topics: frozenset[str] | BaseException) -> None:
+        if isinstance(topics, BaseException):
+            self._was_checked(batch, topics)
+        else:
+            self._look_for_closed(batch, iter(topics))
+
+    def _look_for_closed(self, batch: _Batch, topics: Iterator[str]) -> None:
+        """Refuse a batch with records for a closed topic. Looks at some topics, then lets others work."""
+        some = list(islice(topics, _TOPICS_AT_ONCE))
+        if name := self._closed.first(some, self._store.look):
+            self._was_checked(batch, BatchRefusedError(closed_reason(name)))
+        elif some:
+            self._runner.soon(partial(self._look_for_closed, batch, topics))
+        else:
+            self._find_owners(batch)
+
+    def _find_owners(self, batch: _Batch) -> None:
         if batch.prefixes is not None:
             self._ask_owners(batch, iter(sorted(batch.prefixes)))
             return
@@ -429,7 +460,25 @@ class Batches:
         if batch.is_read or piece.owned:
             # The owned records have no entry that records the batch's progress.
             end = Producer(batch.producer.encode(), batch.number, progress=batch.progress)
-        self._store.append_parts(piece.parts, end, lambda: self._committed(batch))
+        parts = piece.parts
+        if self._closed.may_exist:
+            parts = [part for part in parts if self._is_open(batch, part.block)]
+        self._store.append_parts(parts, end, lambda: self._committed(batch))
+
+    def _is_open(self, batch: _Batch, block: Block) -> bool:
+        """Return True unless the block's topic was closed after the batch had been decided."""
+        name = self._closed.first((block.topic,), self._store.look)
+        if name:
+            batch.records -= block.record_count
+            batch.damaged += 1
+            logger.error(
+                "batch %d of producer %s: %d records are not appended: %s",
+                batch.number,
+                quoted(batch.producer),
+                block.record_count,
+                closed_reason(name),
+            )
+        return not name
 
     def _committed(self, batch: _Batch) -> None:
         batch.pieces -= 1
@@ -452,13 +501,20 @@ class Batches:
 def _blocks_under(
     prefixes: Sequence[str], layout: Layout, files: list[StagedFile], bytes_max: int
 ) -> Iterator[Block]:
-    """Yield the blocks of topics under some prefixes, in order. Damage is reported later, on appending."""
+    """Yield the blocks of topics under some prefixes, in order."""
+    for block in _blocks(layout, files, bytes_max):
+        if prefix_of(block.topic, prefixes) is not None:
+            yield block
+
+
+def _blocks(layout: Layout, files: list[StagedFile], bytes_max: int) -> Iterator[Block]:
+    """Yield the blocks of all topics, in order. Damage is reported later, on appending."""
     for file in files:
         path, position = layout.staged_file(file.id.hex()), 0
         while position < file.size:
             blocks = read_staged(path, position, file.size, bytes_max)
             for what, _ in blocks:
-                if isinstance(what, Block) and prefix_of(what.topic, prefixes) is not None:
+                if isinstance(what, Block):
                     yield what
             position = blocks[-1].next
 
