@@ -44,9 +44,15 @@ class StepRunner:
 
     def __init__(self) -> None:
         self._steps: deque[Callable[[], None]] = deque()
+        self.added: Callable[[], None] = lambda: None
+        """Called for each further step."""
 
     def soon(self, call: Callable[[], None]) -> None:
+        self._add(call)
+
+    def _add(self, call: Callable[[], None]) -> None:
         self._steps.append(call)
+        self.added()
 
     def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         def step() -> None:
@@ -57,7 +63,7 @@ class StepRunner:
             else:
                 done(None)
 
-        self._steps.append(step)
+        self._add(step)
 
     def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         def step() -> None:
@@ -68,7 +74,7 @@ class StepRunner:
                 result = error
             done(result)
 
-        self._steps.append(step)
+        self._add(step)
 
     def step(self) -> bool:
         """Run the next step; return False if there is none."""

@@ -53,6 +53,7 @@ from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
+from headrace.server.http.streams.streams import Streams
 from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import address_of, open_listeners
 from headrace.server.logux.connection import Logux
@@ -269,6 +270,10 @@ class Server:
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         audit = self._audit = Audit(self._store, clock.now_ms)
+        streams = self._streams = Streams(
+            self._store, self._broker, lambda name: self._config.rule(name), clock.now_ms
+        )
+        channels.other_due = streams.due
         self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)
         app = make_app(
             connections,
@@ -282,6 +287,7 @@ class Server:
             audit,
             scrapes,
             self._tracing,
+            streams,
         )
         shared = self._http_shared = HttpShared(
             connections_max=config.limits.connections_max,
@@ -378,6 +384,7 @@ class Server:
         self._waiting.close()
         self._tracing.close()
         self._connections.drain()
+        self._streams.close()
         self._store.batches.stop()
         if self._postgres is not None:
             await self._postgres.close()  # its answers may change the store, which settles below
