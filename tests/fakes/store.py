@@ -238,7 +238,7 @@ class StepStore:
         *payloads: bytes,
         notes: Sequence[Note] = (),
         trim: Position | None = None,
-        create: bool = False,
+        create_above: int | None = None,
         close: bool = False,
         destroy: bool = False,
     ) -> Position:
@@ -250,7 +250,7 @@ class StepStore:
             records=records,
             notes=notes,
             trim=trim,
-            create=create,
+            create_above=create_above,
             close=close,
             destroy=destroy,
             done=lambda: None,

@@ -247,7 +247,7 @@ class EmbeddedStore(ReadSide):
         records: Sequence[bytes] = (),
         notes: Sequence[Note] = (),
         trim: Position | None = None,
-        create: bool = False,
+        create_above: int | None = None,
         close: bool = False,
         destroy: bool = False,
         done: Callable[[], None],
@@ -258,15 +258,15 @@ class EmbeddedStore(ReadSide):
         assert topic.durability is not Durability.MEMORY
         # The first records of a topic may still wait for their commit when the topic is destroyed.
         assert topic.exists or not destroy or self._is_pending(topic)
-        assert topic.exists or trim is None
-        assert trim is None or trim.offset <= topic.end_offset
-        assert topic.exists or create or records or not close or self._is_pending(topic)
+        assert trim is None or (topic.exists and trim.offset <= topic.end_offset)
+        is_made = topic.exists or create_above is not None or bool(records)
+        assert is_made or not close or self._is_pending(topic)
         gathering = self._next_commit()
         if close or destroy:
             notes = self._closed.changed(topic, notes, close=close, destroy=destroy)
         self._notes.put(notes)
         self.quotas.appending(topic.name, records)
-        change = Change(topic, list(records), notes, trim, create, close, destroy, ends_at)
+        change = Change(topic, list(records), notes, trim, create_above, close, destroy, ends_at)
         gathering.change(change, done)
 
     # Cursors

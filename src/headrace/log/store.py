@@ -376,7 +376,7 @@ class Store(Protocol):
         records: Sequence[bytes] = (),
         notes: Sequence[Note] = (),
         trim: Position | None = None,
-        create: bool = False,
+        create_above: int | None = None,
         close: bool = False,
         destroy: bool = False,
         done: Callable[[], None],
@@ -387,8 +387,9 @@ class Store(Protocol):
         `done` is called when the change is as durable as the topic requires. Just before, `ends_at` is called
         with the end of the change's own records, however many more the same commit has. Without records, that
         is the end of the records that were given before. Notes alone do not create a topic that does not
-        exist: records do, and so does `create`. A topic must exist to be trimmed or destroyed. `memory`
-        topics are not allowed. A note's key has 1 to `NOTE_KEY_BYTES_MAX` bytes.
+        exist: records do, and so does `create_above`, which is an epoch that the new topic's is greater than.
+        A topic must exist to be trimmed or destroyed. `memory` topics are not allowed. A note's key has 1 to
+        `NOTE_KEY_BYTES_MAX` bytes.
 
         With `close`, the topic takes no more records from now on, until it is destroyed. No request that was
         given before puts its records behind those of this change.

@@ -129,7 +129,7 @@ class ChangeRun(Run):
             records=[pack_record(payload) for payload in payloads],
             notes=[Note(key, *one) for key, one in notes.items()],
             trim=place,
-            create=create,
+            create_above=0 if create else None,
             close=close,
             destroy=destroy,
             done=lambda: self.tell("answered"),

@@ -30,7 +30,7 @@ class ClosingContract:
     # Topics without records
 
     def test_a_topic_is_created_without_records(self, harness):
-        done = change(harness, create=True, notes=[Note(b"key", b"value")])
+        done = change(harness, create_above=0, notes=[Note(b"key", b"value")])
         assert done == []
         harness.flush()
         assert done == [True]
@@ -47,10 +47,22 @@ class ClosingContract:
             assert harness.payloads() == [b"first"], stage
             assert harness.topic().epoch == epoch, stage
 
+    def test_the_epoch_of_a_topic_is_above_the_one_that_was_given(self, harness):
+        harness.append(b"x", name="source")
+        source = harness.topic("source").epoch
+        change(harness, create_above=source)
+        harness.flush()
+        assert harness.topic().epoch > source
+        change(harness, destroy=True)
+        change(harness, b"records too", create_above=source + 1000)
+        harness.flush()
+        for stage in stages(harness):
+            assert harness.topic().epoch == source + 1001, stage
+
     def test_a_topic_that_exists_is_not_created_again(self, harness):
         harness.append(b"x")
         epoch, version = harness.topic().epoch, harness.store.version
-        change(harness, create=True)
+        change(harness, create_above=0)
         harness.flush()
         assert (harness.topic().epoch, harness.store.version) == (epoch, version)
         assert harness.payloads() == [b"x"]
@@ -59,7 +71,7 @@ class ClosingContract:
         told: list[bool] = []
         harness.store.watch(lambda: told.append(True))
         version = harness.store.version
-        change(harness, create=True)
+        change(harness, create_above=0)
         harness.flush()
         assert told and harness.store.version != version
 
@@ -67,7 +79,7 @@ class ClosingContract:
         harness.append(b"x")
         first = harness.topic().end
         change(harness, destroy=True)
-        change(harness, create=True)
+        change(harness, create_above=0)
         harness.flush()
         for stage in stages(harness):
             topic = harness.topic()
@@ -75,7 +87,7 @@ class ClosingContract:
             assert topic.start[1:] == topic.end[1:] == first[1:], stage
 
     def test_a_topic_that_is_created_and_destroyed_at_once_is_gone(self, harness):
-        change(harness, create=True)
+        change(harness, create_above=0)
         change(harness, destroy=True)
         harness.flush()
         for stage in stages(harness):
@@ -149,7 +161,7 @@ class ClosingContract:
         assert end == [harness.topic().end]
 
     def test_a_topic_is_created_closed(self, harness):
-        close(harness, create=True)
+        close(harness, create_above=0)
         for stage in stages(harness):
             assert harness.topic().exists and harness.topic().is_closed, stage
 

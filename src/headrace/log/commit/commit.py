@@ -63,7 +63,7 @@ class Change(NamedTuple):
     records: list[bytes]
     notes: Sequence[Note]
     trim: Position | None
-    create: bool
+    create_above: int | None
     close: bool
     destroy: bool
     ends_at: Callable[[Position], None] | None
@@ -118,8 +118,8 @@ class Commit:
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
         self.notes: list[tuple[Topic, Note]] = []
-        self.creates: dict[Topic, None] = {}
-        """Topics that are created even if they get no records."""
+        self.creates: dict[Topic, int] = {}
+        """Topics that are created even if they get no records, with an epoch that theirs is greater than."""
         self.reports: list[EndReport] = []
         self.changed: dict[Topic, None] = {}
         """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
@@ -205,7 +205,8 @@ class Encoder:
         self._ms = now_ms
         entries: list[bytes] = [self._names_entry()] if number and self._names else []
         self._created, self._made = [], {}
-        entries += [self._create(topic) for topic in commit.creates if topic.id == 0]
+        creates = commit.creates.items()
+        entries += [self._create(topic, above) for topic, above in creates if topic.id == 0]
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
             if topic.id == 0:
@@ -324,12 +325,12 @@ class Encoder:
             del self._names[name.topic_id]
         return self._entry(journal.NAMES, data=_pack(names))
 
-    def _create(self, topic: Topic) -> bytes:
+    def _create(self, topic: Topic, above: int = 0) -> bytes:
         """Assign the topic its number and epoch, and return the entry that creates it."""
         self._created.append(topic)
         topic.id = self._next_topic_id
         self._next_topic_id += 1
-        topic.epoch = max(topic.epoch + 1, self._ms)
+        topic.epoch = max(topic.epoch + 1, self._ms, above + 1)
         extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
         self._made[topic.id] = Name.of(topic.id, extra, topic.end_offset, topic.end_ordinal)
         return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)

@@ -112,11 +112,11 @@ class Gathering:
 
     def change(self, change: Change, done: Callable[[], None]) -> None:
         """Gather the whole change in one commit, however long the commit becomes."""
-        topic, records, notes, trim, create, close, destroy, ends_at = change
+        topic, records, notes, trim, create_above, close, destroy, ends_at = change
         if close and self._current.has_later_records(topic):
             self._seal()
         size = ENTRY_HEADER_BYTES * (1 + bool(records) + (trim is not None) + destroy)
-        if records or create:
+        if records or create_above is not None:
             size += sum(map(len, records))
             size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
         for key, value, _ in notes:
@@ -124,8 +124,8 @@ class Gathering:
         commit = self._room(size, done)
         commit.changed[topic] = None
         commit.notes += [(topic, note) for note in notes]
-        if create:
-            commit.creates[topic] = None
+        if create_above is not None:
+            commit.creates[topic] = create_above
         if records:
             commit.add({topic: records})
         if ends_at is not None:

@@ -7,7 +7,14 @@ import pytest
 from headrace.model import PAYLOAD_BYTES_MAX, Position
 from headrace.server.http.streams import events, messages, offsets
 from headrace.server.http.streams.content import joined, media_type, records_of
-from headrace.server.http.streams.messages import Append, Claim, Create, Live, Read
+from headrace.server.http.streams.messages import (
+    Append,
+    Claim,
+    Create,
+    ForkRequest,
+    Live,
+    Read,
+)
 from headrace.server.http.streams.offsets import From, Place
 from headrace.server.http.streams.refusals import RefusedError
 from headrace.server.http.streams.stream import PLAIN, Produced, Stream, is_new
@@ -77,7 +84,7 @@ def test_two_offsets_are_refused():
 
 
 def test_a_stream_is_created_with_headers():
-    assert messages.create({}) == Create(BYTES, None, None, False)
+    assert messages.create({}) == Create("", None, None, False)
     asked = {
         "content-type": "text/plain; charset=utf-8",
         "stream-ttl": "60",
@@ -103,7 +110,34 @@ def test_other_bad_requests_to_create_are_refused():
     both = {"stream-ttl": "1", "stream-expires-at": "2030-01-01T00:00:00Z"}
     assert refusal(messages.create, both).status_code == 400
     assert refusal(messages.create, {"content-type": "nonsense"}).status_code == 400
-    assert refusal(messages.create, {"stream-forked-from": "/v1/stream/a"}).status_code == 501
+
+
+def test_a_fork_names_its_source_and_a_place_there():
+    path = {"stream-forked-from": "/v1/stream/a%2Fb/c"}
+    assert messages.create(path).fork == ForkRequest("a/b/c", None, 0)
+    found = messages.create(path | {"stream-fork-offset": "1_2", "stream-fork-sub-offset": "3"})
+    assert found.fork == ForkRequest("a/b/c", "1_2", 3)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"stream-forked-from": "a"},
+        {"stream-forked-from": "/v1/stream/%ff"},
+        {"stream-forked-from": "/v1/stream/__ds/a"},
+        {"stream-fork-offset": "-1"},
+        {"stream-fork-sub-offset": "0"},
+        {"stream-forked-from": "/v1/stream/a", "stream-fork-sub-offset": "1"},
+        {"stream-forked-from": "/v1/stream/a", "stream-fork-offset": "x"},
+        *(
+            {"stream-forked-from": "/v1/stream/a", "stream-fork-offset": "-1"}
+            | {"stream-fork-sub-offset": text}
+            for text in ("-1", "+1", "05", "1.5", "x", "")
+        ),
+    ],
+)
+def test_bad_headers_of_a_fork_are_refused(headers):
+    assert refusal(messages.create, headers).status_code == 400
 
 
 def test_an_append_has_a_body_or_closes():

@@ -8,7 +8,6 @@ import asyncio
 import datetime
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from urllib.parse import unquote_to_bytes
 from weakref import WeakValueDictionary
 
 from starlette.exceptions import HTTPException
@@ -25,14 +24,14 @@ from headrace.printing import quoted
 from headrace.server.http.gate import check, record
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body_is_taken, check_length, too_long
-from headrace.server.http.streams import events, messages, offsets, reading
-from headrace.server.http.streams.content import is_text, joined, records_of
+from headrace.server.http.streams import events, forks, messages, offsets, reading
+from headrace.server.http.streams.content import is_text, joined, media_type, records_of
 from headrace.server.http.streams.cors import PATH
 from headrace.server.http.streams.following import Follower, nothing
 from headrace.server.http.streams.messages import Live, Read
 from headrace.server.http.streams.offsets import From
 from headrace.server.http.streams.reading import Chunk, located
-from headrace.server.http.streams.refusals import CLOSED, NEXT_OFFSET
+from headrace.server.http.streams.refusals import CLOSED, NEXT_OFFSET, RefusedError
 from headrace.server.http.streams.streams import Found, Streams
 from headrace.server.peers.connections import Connections
 
@@ -88,22 +87,53 @@ class StreamsApi:
         check_publish_topic(name)
         check(request, Operation.PUBLISH, name)
         wanted = messages.create(request.headers)
-        records = records_of(await _body(request), wanted.content_type)
+        if wanted.fork is not None:
+            check_topic_name(wanted.fork.source)
+            check(request, Operation.SUBSCRIBE, wanted.fork.source)
+        data = await _body(request)
         await self._streams.settled(name)
-        found = self._streams.find(name)
+        found = self._found_or_conflict(name)
         if found is not None:
             return self._existing(found, wanted)
+        source, inherited = None, None
+        if (fork := wanted.fork) is not None:
+            source = self._source(fork.source, wanted.content_type)
+            wanted = wanted._replace(content_type=wanted.content_type or source.stream.content_type)
+            inherited = await forks.inherited(self._store, source.topic, source.stream, fork)
+            await self._streams.settled(name)
+            if (found := self._found_or_conflict(name)) is not None:
+                return self._existing(found, wanted)
+        records = records_of(data, wanted.content_type)
         if not self._store.look(name).exists:
             check(request, Operation.CREATE, name)
         if why := self._limits.why_not_created((name,)):
             raise HTTPException(429, why)
-        self._limits.charge(request, max(1, len(records)), _size(records), (name,))
-        end = await self._streams.create(name, wanted, records)
+        copied = inherited.records if inherited is not None else []
+        size = _size(records) + _size(copied)
+        self._limits.charge(request, max(1, len(records) + len(copied)), size, (name,))
+        end = await self._streams.create(name, wanted, records, source, inherited)
         self._published(len(records))
         made = self._streams.find(name)
         headers = {"Location": str(request.url.replace(query="", fragment=""))}
         headers |= _described(made) if made is not None else {"Content-Type": wanted.content_type}
         return _answer(201, headers | _place(end, is_closed=wanted.closes))
+
+    def _found_or_conflict(self, name: str) -> Found | None:
+        """Return the stream; refuse the name of a stream that was deleted and has forks."""
+        try:
+            return self._streams.find(name)
+        except RefusedError as refused:
+            raise RefusedError(409, refused.detail) from None
+
+    def _source(self, name: str, content_type: str) -> Found:
+        """Return the stream that a new one, perhaps of a given type, is to be a fork of."""
+        found = self._found_or_conflict(name)
+        if found is None:
+            raise _unknown(name)
+        own = found.stream.content_type
+        if content_type and media_type(content_type) != media_type(own):
+            raise RefusedError(409, f"the source has the type {own}")
+        return found
 
     def _existing(self, found: Found, wanted: messages.Create) -> Response:
         topic, stream, is_closed = found
@@ -161,7 +191,7 @@ class StreamsApi:
         )
         found = self._existing_stream(name)
         self._streams.used(found)
-        start = located(found.topic, asked.start)
+        start = located(found.topic, found.stream, asked.start)
         if asked.live is Live.SSE:
             return EventStream(self, request, found, start, asked.cursor)
         if asked.live is Live.LONG_POLL:
@@ -261,7 +291,7 @@ class StreamsApi:
         """Return True if the stream is gone or the server stops."""
         if not follower.is_told:
             return False
-        return self._connections.draining or self._streams.find(topic.name) is None
+        return self._connections.draining or not self._streams.exists(topic.name)
 
     def _encoding(self, found: Found, shown: int) -> events.Encoding:
         """Return the encoding that all readers of the stream share, if this one needs no other cursor."""
@@ -336,13 +366,7 @@ async def _watch(receive: Receive, follower: Follower) -> None:
 def _name(request: Request) -> str:
     """Return the stream's name. It is part of the path, percent-encoded; slashes may be as they are."""
     raw: bytes = request.scope["raw_path"]
-    try:
-        name = unquote_to_bytes(raw.partition(b"?")[0][len(PATH) :]).decode()
-    except UnicodeDecodeError:
-        raise HTTPException(400, "a stream's name must be valid UTF-8") from None
-    if name == "__ds" or name.startswith("__ds/"):
-        raise HTTPException(400, "names under __ds are reserved by the protocol")
-    return name
+    return messages.name_in(raw.partition(b"?")[0])
 
 
 async def _body(request: Request) -> bytes:

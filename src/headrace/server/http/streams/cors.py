@@ -38,6 +38,7 @@ _ALLOWED = ", ".join(
     (
         *("Authorization", "Content-Type", "If-None-Match", "Stream-Seq", "Stream-TTL"),
         *("Stream-Expires-At", "Stream-Closed", "Producer-Id", "Producer-Epoch", "Producer-Seq"),
+        *("Stream-Forked-From", "Stream-Fork-Offset", "Stream-Fork-Sub-Offset"),
     )
 )
 _PREFLIGHT = {

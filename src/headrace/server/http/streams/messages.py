@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
+from urllib.parse import unquote_to_bytes
 
 from headrace.server.http.streams import offsets
+from headrace.server.http.streams.cors import PATH
 from headrace.server.http.streams.offsets import From, Place
 from headrace.server.http.streams.refusals import CLOSED, RefusedError
 
@@ -20,8 +22,6 @@ CONTENT_TYPE_BYTES_MAX = 255
 PRODUCER_NUMBER_MAX = (1 << 53) - 1
 TTL_S_MAX = 10**10
 """Longest time to live, about 300 years."""
-
-FORK_HEADERS = ("stream-forked-from", "stream-fork-offset", "stream-fork-sub-offset")
 
 _WHOLE = re.compile(r"0|[1-9]\d{0,18}", re.ASCII)
 _DIGITS = re.compile(r"\d{1,16}", re.ASCII)
@@ -41,11 +41,23 @@ class Claim(NamedTuple):
     number: int
 
 
+class ForkRequest(NamedTuple):
+    """The place in another stream up to which a new stream has the same records."""
+
+    source: str
+    offset: str | None
+    """The offset as it was given; None for the end."""
+    more: int
+    """Number of messages, or bytes, behind that offset."""
+
+
 class Create(NamedTuple):
     content_type: str
+    """Empty if it was not given."""
     ttl_s: int | None
     expires_ms: int | None
     closes: bool
+    fork: ForkRequest | None = None
 
 
 class Append(NamedTuple):
@@ -64,17 +76,16 @@ class Read(NamedTuple):
 
 
 def create(headers: Mapping[str, str]) -> Create:
-    if any(name in headers for name in FORK_HEADERS):
-        raise RefusedError(501, "this server does not fork streams")
     ttl, expires_at = headers.get("stream-ttl"), headers.get("stream-expires-at")
     if ttl is not None and expires_at is not None:
         raise RefusedError(400, "give Stream-TTL or Stream-Expires-At, not both")
-    content_type = headers.get("content-type", "").strip() or "application/octet-stream"
+    content_type = headers.get("content-type", "").strip()
     return Create(
-        _content_type(content_type),
+        _content_type(content_type) if content_type else "",
         _ttl_s(ttl) if ttl is not None else None,
         _expires_ms(expires_at) if expires_at is not None else None,
         _closes(headers),
+        _fork(headers),
     )
 
 
@@ -107,6 +118,36 @@ def read(offset: list[str], live: list[str], cursor: list[str]) -> Read:
         raise RefusedError(400, "a live read needs an offset: -1 is the start, now is the end")
     [shown] = cursor[:1] or [""]
     return Read(start, mode, int(shown) if _WHOLE.fullmatch(shown) else -1)
+
+
+def name_in(path: bytes) -> str:
+    """Return the name of the stream at a percent-encoded path."""
+    try:
+        name = unquote_to_bytes(path[len(PATH) :]).decode()
+    except UnicodeDecodeError:
+        raise RefusedError(400, "a stream's name must be valid UTF-8") from None
+    if name == "__ds" or name.startswith("__ds/"):
+        raise RefusedError(400, "names under __ds are reserved by the protocol")
+    return name
+
+
+def _fork(headers: Mapping[str, str]) -> ForkRequest | None:
+    path, offset, more = (
+        headers.get(f"stream-fork{name}") for name in ("ed-from", "-offset", "-sub-offset")
+    )
+    if path is None:
+        if offset is not None or more is not None:
+            raise RefusedError(400, "Stream-Forked-From is missing")
+        return None
+    if not path.startswith(PATH):
+        raise RefusedError(400, f"Stream-Forked-From must be the path of a stream, {PATH}NAME")
+    if more is not None and not _WHOLE.fullmatch(more):
+        raise RefusedError(400, "Stream-Fork-Sub-Offset must be a whole number")
+    if offset is None and int(more or 0):
+        raise RefusedError(400, "Stream-Fork-Sub-Offset needs a Stream-Fork-Offset")
+    if offset is not None:
+        offsets.parse([offset])
+    return ForkRequest(name_in(path.encode("latin-1")), offset, int(more or 0))
 
 
 def _closes(headers: Mapping[str, str]) -> bool:

@@ -14,6 +14,7 @@ from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
 from headrace.server.http.requests import warmed
 from headrace.server.http.streams.offsets import From, Place
 from headrace.server.http.streams.refusals import RefusedError
+from headrace.server.http.streams.stream import Stream
 
 CHUNK_BYTES_MAX = 4 << 20
 """Size at which a chunk ends, with the record that reaches it."""
@@ -29,14 +30,15 @@ class Chunk(NamedTuple):
     """Number of records before the first payload that cannot be read any more, because of damage."""
 
 
-def located(topic: Topic, start: From | Place) -> int:
+def located(topic: Topic, stream: Stream, start: From | Place) -> int:
     """Return the offset in the topic's present life that a token stands for. Raises RefusedError."""
     if isinstance(start, From):
         return topic.start_offset if start is From.START else topic.end_offset
     epoch, offset = start
     if offset > topic.end_offset:
         raise RefusedError(400, "this offset was never given: it is past the end of the stream")
-    if epoch is not None and not is_of(topic, epoch, offset):
+    is_here = epoch is None or is_of(topic, epoch, offset) or stream.has_inherited(epoch, offset)
+    if not is_here:
         raise RefusedError(
             410, "the stream was deleted or lost records since this offset was given"
         )

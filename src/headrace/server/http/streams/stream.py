@@ -9,7 +9,7 @@ import msgspec
 
 from headrace.log.store import Note
 from headrace.server.http.streams.content import BYTES, media_type
-from headrace.server.http.streams.messages import Append, Claim, Create
+from headrace.server.http.streams.messages import Append, Claim, Create, ForkRequest
 from headrace.server.http.streams.refusals import RefusedError
 
 STREAM = b"st"
@@ -35,14 +35,35 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
     """The last `Stream-Seq`."""
     closer: Claim | None = None
     """The producer's request that closed the stream."""
+    fork: ForkRequest | None = None
+    """The request that made the stream as a fork of another one."""
+    source_life: bytes = b""
+    """Life of the stream that this one is a fork of."""
+    inherited: tuple[tuple[int, int], ...] = ()
+    """Epochs of the streams that this one is a fork of, each with the offset up to which it is the same."""
+    forks: int = 0
+    """Number of streams that are forks of this one."""
+    is_gone: bool = False
+    """True if the stream was deleted, and its forks were not."""
 
     def is_like(self, wanted: Create, *, is_closed: bool) -> bool:
         """Return True if a stream that is created like this would be the same."""
+        times = wanted.ttl_s, wanted.expires_ms
+        content_type = wanted.content_type
+        if wanted.fork is not None:
+            # What is not given is inherited.
+            times = (self.ttl_s, self.expires_ms) if times == (None, None) else times
+            content_type = content_type or self.content_type
         return (
-            media_type(self.content_type) == media_type(wanted.content_type)
-            and (self.ttl_s, self.expires_ms) == (wanted.ttl_s, wanted.expires_ms)
+            media_type(self.content_type) == media_type(content_type or BYTES)
+            and (self.ttl_s, self.expires_ms) == times
             and is_closed == wanted.closes
+            and wanted.fork in (None, self.fork)
         )
+
+    def has_inherited(self, epoch: int, offset: int) -> bool:
+        """Return True if this place in a stream that this one is a fork of is the same place here."""
+        return any(epoch == one and offset <= end for one, end in self.inherited)
 
     def deadline_ms(self, used_ms: int) -> int:
         """Return the time at which the stream expires if it is not used any more; 0 for never."""

@@ -20,6 +20,8 @@ from headrace.log.store import Note, Store, Topic, waited_for
 from headrace.model import Durability, Position
 from headrace.printing import quoted
 from headrace.server.http.streams import offsets
+from headrace.server.http.streams.content import BYTES
+from headrace.server.http.streams.forks import Inherited, counted, forked, released
 from headrace.server.http.streams.messages import Append, Claim, Create
 from headrace.server.http.streams.refusals import CLOSED, NEXT_OFFSET, RefusedError
 from headrace.server.http.streams.stream import (
@@ -87,12 +89,23 @@ class Streams:
     def find(self, name: str) -> Found | None:
         """Return a stream, or any other topic; None if there is none."""
         topic = self._store.look(name)
+        stream = decode_stream(self._store.note(stream_key(name)))
+        if stream.is_gone and name not in self._hidden:
+            raise RefusedError(
+                410, f"the stream {quoted(name)} was deleted, and its forks were not"
+            )
         if name in self._hidden or not topic.exists:
             return None
-        stream = decode_stream(self._store.note(stream_key(name)))
         if self._has_expired(topic, stream):
             return None
         return Found(topic, stream, self.is_closed(topic))
+
+    def exists(self, name: str) -> bool:
+        """Return True if there is a stream, or any other topic."""
+        try:
+            return self.find(name) is not None
+        except RefusedError:
+            return False  # it was deleted, and its forks were not
 
     def is_closed(self, topic: Topic) -> bool:
         """Return True if the stream is closed and that is durable."""
@@ -144,23 +157,42 @@ class Streams:
         while (change := self._hidden.get(name)) is not None:
             await change.wait()
 
-    async def create(self, name: str, wanted: Create, records: Sequence[bytes]) -> Position:
-        """Create a stream where there is none. Return the end of its first records when it is durable."""
+    async def create(
+        self,
+        name: str,
+        wanted: Create,
+        records: Sequence[bytes],
+        source: Found | None = None,
+        inherited: Inherited | None = None,
+    ) -> Position:
+        """Create a stream where there is none. Return the end of its first records when it is durable.
+
+        With a source, the stream is a fork of it and begins with the inherited records.
+        """
         topic = self._store.topic(name)
         assert name not in self._hidden and self.find(name) is None
         if topic.durability is Durability.MEMORY:
             raise RefusedError(409, "a rule keeps this topic in memory, which streams cannot be")
         if topic.exists:
-            self._refuse_if_held(topic)
-            self._destroy(topic, lambda: None)
+            self._refuse_if_needed(topic)
         now_ms = self._now_ms()
         stream = Stream(
-            wanted.content_type,
+            wanted.content_type or BYTES,
             is_made=True,
             life=os.urandom(8),
             ttl_s=wanted.ttl_s,
             expires_ms=wanted.expires_ms,
         )
+        notes: list[Note] = []
+        if source is not None and inherited is not None:
+            stream = self._forked(topic, source, inherited, wanted, stream)
+            records = [*inherited.records, *records]
+            origin = self._store.note(stream_key(source.topic.name))
+            state = msgspec.structs.replace(decode_stream(origin), life=stream.source_life)
+            due_ms = origin.due_ms if origin is not None else 0
+            notes.append(counted(source.topic.name, state, due_ms))
+        if topic.exists:
+            self._destroy(topic, lambda: None)
         self._used_ms.pop(name, None)
         if stream.ttl_s is not None:
             self._used_ms[name] = now_ms
@@ -170,8 +202,8 @@ class Streams:
             self._store.change(
                 topic,
                 records=records,
-                notes=[stream_note(name, stream, stream.deadline_ms(now_ms))],
-                create=True,
+                notes=[stream_note(name, stream, stream.deadline_ms(now_ms)), *notes],
+                create_above=source.topic.epoch if source is not None else 0,
                 close=wanted.closes,
                 done=show,
                 ends_at=ends.append,
@@ -181,6 +213,26 @@ class Streams:
             raise
         await done.wait()
         return ends[0]
+
+    def _forked(
+        self, topic: Topic, source: Found, inherited: Inherited, wanted: Create, made: Stream
+    ) -> Stream:
+        """Return the state of a new fork. Raises RefusedError if it cannot have the source's offsets."""
+        found = self.find(source.topic.name)
+        if found is None or found.topic.epoch != source.topic.epoch:
+            raise RefusedError(404, "the source was deleted meanwhile")
+        if source.topic.durability is Durability.MEMORY:
+            raise RefusedError(409, "a rule keeps the source in memory: it cannot have forks")
+        if inherited.start != topic.end_offset:
+            raise RefusedError(
+                409,
+                f"a stream of this name begins at offset {topic.end_offset}, the records of the source at "
+                f"offset {inherited.start}: choose another name, or a source that still has its beginning",
+            )
+        state = found.stream
+        if not state.life:
+            state = msgspec.structs.replace(state, life=os.urandom(8))
+        return forked(state, source.topic.epoch, inherited.end, wanted, made)
 
     async def delete(self, topic: Topic) -> None:
         """Delete a stream, or any other topic. Return when that is durable."""
@@ -214,8 +266,8 @@ class Streams:
 
     def forgotten(self, topic: Topic) -> list[Note]:
         """Return notes that a change has to put when it destroys the topic."""
-        key = stream_key(topic.name)
-        return [Note(key, None)] if self._store.note(key) is not None else []
+        note = self._store.note(stream_key(topic.name))
+        return [] if note is None else released(topic.name, decode_stream(note), self._store.note)
 
     def _destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         self._used_ms.pop(topic.name, None)
@@ -328,7 +380,10 @@ class Streams:
         held = waited_for(self._store, topic, self._rule(topic.name).retention_wait_for)
         return [hold.reader for hold in held if hold.position.offset < topic.end_offset]
 
-    def _refuse_if_held(self, topic: Topic) -> None:
+    def _refuse_if_needed(self, topic: Topic) -> None:
+        """Refuse to replace an expired stream that somebody still needs."""
+        if decode_stream(self._store.note(stream_key(topic.name))).forks:
+            raise RefusedError(409, "the stream has expired, and it has forks")
         if readers := self._holders(topic):
             names = ", ".join(map(quoted, readers))
             reason = f"the stream has expired, and is kept until it is read by {names}"
