@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.tools import node_tool, usually, without
+from tests.tools import node_tool, takes_long, without
 
 HERE = Path(__file__).parent
 COUNT = 332
@@ -42,7 +42,7 @@ RETRIES = "--retry=5", "--testTimeout=60000"
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("access",), usually([("token",)], [("open",), ("token",)]))
+@pytest.mark.parametrize("access", ["token", pytest.param("open", marks=takes_long)])
 def test_the_server_conforms(suite: Path, tmp_path: Path, access: str) -> None:
     config = tmp_path / "headrace.toml"
     settings = "[streams]\nlong_poll_s = 2.0\n"

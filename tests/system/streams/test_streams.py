@@ -129,8 +129,16 @@ def test_nothing_of_a_stream_is_lost_or_repeated_when_its_server_is_killed(start
             assert closed.status == 204
             assert insist(server, "POST", name, b"2", Content_Type=BYTES).status == 409
             assert insist(server, "HEAD", name).headers["stream-closed"] == "true"
-            assert insist(server, "DELETE", name).status in (204, 404)
-            assert insist(server, "GET", name).status == 404
+            fork = f"fork/{number}"
+            path = f"/v1/stream/{name}"
+            assert insist(server, "PUT", fork, Stream_Forked_From=path).status in (200, 201)
+            assert insist(server, "DELETE", name).status in (204, 410)
+            assert insist(server, "GET", name).status == 410
+            assert insist(server, "POST", fork, b"2", Content_Type=BYTES).status == 204
+            assert insist(server, "GET", fork).body in (b"12", b"122"), "it was perhaps asked twice"
+            assert insist(server, "DELETE", fork).status in (204, 404)
+            for gone in (name, fork):
+                assert insist(server, "GET", gone).status == 404
 
     with in_threads(lambda: produce("a"), lambda: produce("b"), live_and_die):
         try:

@@ -13,9 +13,12 @@ from headrace.model import Position
 from headrace.server.http.streams import events as events_module
 from headrace.server.http.streams import reading
 from tests.server.http.streams.conftest import PAGE, Server, until
+from tests.tools import TORTURE
 
 TEXT, JSON = "text/plain", "application/json"
-LONG = StreamSettings(long_poll_s=60.0)
+LONG = StreamSettings(long_poll_s=600.0)
+EACH = 100 if TORTURE else 10
+"""Requests that wait for each of 100 streams."""
 
 
 async def test_a_read_says_where_to_go_on(server: Server) -> None:
@@ -208,6 +211,35 @@ async def test_a_commit_wakes_only_those_who_wait_for_its_topics(server: Server)
     assert [(await one).status_code for one in asking[3:]] == [204] * 3
 
 
+async def test_thousands_of_requests_wait_and_a_commit_wakes_those_of_its_topic(
+    directory: Path,
+) -> None:
+    server = Server(directory, waiting_max=0)
+    server.settings = LONG
+    waiting: list[tuple[Events, asyncio.Future[None]]] = []
+    for number in range(100):
+        await server.put(f"s/{number}", type=TEXT)
+        for _ in range(EACH):
+            events = Events()
+            query = "offset=now&live=long-poll"
+            request = asyncio.ensure_future(asked(server, f"s/{number}", query, events))
+            waiting.append((events, request))
+    await until(lambda: server.connections.waiting.total == 100 * EACH)
+    await server.post("s/7", b"x", type=TEXT)
+    await until(lambda: server.connections.waiting.total == 99 * EACH)
+    woken = waiting[7 * EACH : 8 * EACH]
+    await asyncio.gather(*(request for _, request in woken))
+    assert {events.text for events, _ in woken} == {"x"}
+    assert sum(request.done() for _, request in waiting) == EACH
+    server.connections.drain()
+    server.streams.close()
+    await asyncio.gather(*(request for _, request in waiting))
+    assert {events.status for events, _ in waiting} == {200, 204}
+    assert not server.connections.waiting.total
+    await server.http.aclose()
+    server.steps.crash()
+
+
 # Server-sent events
 
 
@@ -230,7 +262,7 @@ class Events:
             self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
         else:
             self.text += message["body"].decode()
-            self.over = not message["more_body"]
+            self.over = not message.get("more_body", False)
 
     async def receive(self) -> Any:
         await self.left
@@ -254,6 +286,19 @@ class Events:
 @asynccontextmanager
 async def following(server: Server, name: str, query: str = "offset=-1&live=sse"):
     events = Events()
+    task = asyncio.ensure_future(asked(server, name, query, events))
+    try:
+        yield events
+    finally:
+        events.takes.set()
+        if not events.left.done():
+            events.left.set_result(None)
+        await task
+        assert server.connections.waiting.total or not server.connections.output_bytes
+
+
+async def asked(server: Server, name: str, query: str, events: Events) -> None:
+    """Send a request to the application, and return when its answer is complete."""
     path = f"/v1/stream/{name}"
     scope = {
         "type": "http",
@@ -268,15 +313,7 @@ async def following(server: Server, name: str, query: str = "offset=-1&live=sse"
         "client": ("127.0.0.1", 7),
         "server": ("localhost", 80),
     }
-    task = asyncio.ensure_future(server.app(scope, events.receive, events.send))
-    try:
-        yield events
-    finally:
-        events.takes.set()
-        if not events.left.done():
-            events.left.set_result(None)
-        await task
-        assert server.connections.waiting.total or not server.connections.output_bytes
+    await server.app(scope, events.receive, events.send)
 
 
 async def test_events_follow_a_stream(server: Server) -> None:
