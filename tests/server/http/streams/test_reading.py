@@ -383,6 +383,20 @@ async def test_events_end_with_the_stream(server: Server) -> None:
         await until(lambda: reader.over)
 
 
+async def test_a_stream_with_a_reader_does_not_expire(server: Server) -> None:
+    await server.put("s", type=TEXT, stream_ttl="10")
+    async with following(server, "s") as reader:
+        await until(lambda: reader.controls())
+        for _ in range(3):
+            server.steps.clock.ms += 15_000
+            assert (await server.http.head("s")).status_code == 200
+            server.tick()
+            await server.settle()
+        assert not reader.over
+    server.steps.clock.ms += 10_000
+    assert (await server.http.head("s")).status_code == 404
+
+
 async def test_events_end_after_a_while(server: Server) -> None:
     server.settings = StreamSettings(sse_s=0.05)
     await server.put("s", type=TEXT)

@@ -116,12 +116,10 @@ class Streams:
         if found.stream.ttl_s is not None:
             self._used_ms[found.topic.name] = self._now_ms()
 
-    def deadline_ms(self, found: Found) -> int:
-        """Return the time at which the stream expires if nobody uses it any more; 0 for never."""
-        return found.stream.deadline_ms(self._last_used_ms(found.topic))
-
     def _last_used_ms(self, topic: Topic) -> int:
-        # Appends of other protocols count as well.
+        # Appends and subscriptions of other protocols count as well.
+        if self._broker.subscriptions(topic):
+            return self._now_ms()
         return max(self._used_ms.get(topic.name, self._started_ms), topic.last_ms)
 
     def _has_expired(self, topic: Topic, stream: Stream) -> bool:
@@ -169,7 +167,7 @@ class Streams:
 
         With a source, the stream is a fork of it and begins with the inherited records.
         """
-        topic = self._store.topic(name)
+        topic = self._store.look(name)
         assert name not in self._hidden and self.find(name) is None
         if topic.durability is Durability.MEMORY:
             raise RefusedError(409, "a rule keeps this topic in memory, which streams cannot be")
@@ -192,7 +190,8 @@ class Streams:
             due_ms = origin.due_ms if origin is not None else 0
             notes.append(counted(source.topic.name, state, due_ms))
         if topic.exists:
-            self._destroy(topic, lambda: None)
+            self._destroy(topic, _ignore)
+        topic = self._store.topic(name)
         self._used_ms.pop(name, None)
         if stream.ttl_s is not None:
             self._used_ms[name] = now_ms
@@ -355,8 +354,11 @@ class Streams:
             return  # its change is on the way
         if not topic.exists:
             self._drop(note)
-        elif not self._has_expired(topic, stream) or self._is_read(topic, stream):
-            self._look_again(topic, stream, stream.deadline_ms(self._last_used_ms(topic)))
+        elif not self._has_expired(topic, stream):
+            used_ms = self._last_used_ms(topic)
+            if stream.ttl_s is not None:
+                self._used_ms[name] = used_ms
+            self._look_again(topic, stream, stream.deadline_ms(used_ms))
         elif self._holders(topic):
             self._look_again(topic, stream, self._now_ms() + _HELD_MS)
         else:
@@ -367,13 +369,6 @@ class Streams:
 
     def _look_again(self, topic: Topic, stream: Stream, due_ms: int) -> None:
         self._store.change(topic, notes=[stream_note(topic.name, stream, due_ms)], done=_ignore)
-
-    def _is_read(self, topic: Topic, stream: Stream) -> bool:
-        """Count subscriptions of any protocol as a use of a stream with a time to live."""
-        if stream.ttl_s is None or not self._broker.subscriptions(topic):
-            return False
-        self._used_ms[topic.name] = self._now_ms()
-        return True
 
     def _holders(self, topic: Topic) -> list[str]:
         """Return the readers that retention waits for and that have not read all of the topic."""
