@@ -14,7 +14,8 @@ RUN python -m venv /opt/headrace \
     && /opt/headrace/bin/headrace man --to /opt/headrace/share/man/man1
 
 FROM python:3.12-slim
-RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin headrace \
+RUN groupadd --gid 10001 headrace \
+    && useradd --uid 10001 --gid headrace --home-dir /data --no-create-home --no-log-init --shell /usr/sbin/nologin headrace \
     && install -d -o headrace -g headrace -m 0750 /data
 COPY --from=build /opt/headrace /opt/headrace
 ENV PATH=/opt/headrace/bin:$PATH PYTHONDONTWRITEBYTECODE=1 HEADRACE_DATA_DIR=/data

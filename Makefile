@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Most tests wait more than they compute. WORKERS=0 runs them in one process, as a debugger wants it.
 WORKERS ?= 3
 
-.PHONY: help run demo test setup tools java style types format bench torture certain docs clean
+.PHONY: help run demo test setup tools java style types format bench torture fuzz certain docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -20,6 +20,7 @@ help:
 	@echo "make style    check format and lint        make types    check types"
 	@echo "make format   mend format and lint         make docs     write the options in docs/ anew"
 	@echo "make bench    measure against the peers    make torture  every test, at length: 200 kills under load, and more"
+	@echo "make fuzz     a coverage-guided fuzzer at every decoder: an hour in total, and a report (ARGS='--seconds 60 journal')"
 	@echo "make certain  every test five times, twice beside busy loops (ARGS=tests/client for some)"
 	@echo "make clean    delete the virtual environment and caches (never a data directory)"
 
@@ -68,6 +69,9 @@ bench: $(VENV)/.dev-installed java
 torture: setup
 	HEADRACE_TORTURE=$${HEADRACE_TORTURE:-200} $(PY) -m pytest --timeout 14400 $(ARGS)
 
+fuzz: $(VENV)/.dev-installed
+	nice -n 19 $(PY) -m tests.fuzz $(ARGS)
+
 certain: setup
 	@.ci/certain $(PY) -m pytest -n $(WORKERS) $(ARGS)
 
@@ -77,7 +81,7 @@ docs: $(VENV)/.dev-installed
 	$(PY) -m headrace.server.metrics.page > docs/metrics.md
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info .fuzz .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
 
 # setuptools comes from the constraints too: without build isolation an install is repeatable.

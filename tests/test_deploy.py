@@ -1,11 +1,12 @@
 """The files for shipping: Dockerfile, `deploy/`. What they name exists, and the tools for them accept them.
 
-Images are not built here: nothing but package registries is within reach.
+Images are not built here: nothing but package registries is within reach, and a base image is in none.
 """
 
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -21,7 +22,7 @@ from headrace.cli.main import app
 from headrace.cli.token import read_tokens
 from headrace.config.load import load
 from headrace.config.values import LISTENERS
-from tests.tools import tool
+from tests.tools import tool, without
 
 ROOT = Path(__file__).parent.parent
 DEPLOY = ROOT / "deploy"
@@ -62,6 +63,13 @@ def test_the_image_runs_commands_that_exist_as_another_user_than_root():
     check_command(a_list(instructions("CMD")[-1]))
     assert instructions("USER")[-1] == f"{USER}:{USER}"
     assert set(map(int, instructions("EXPOSE")[-1].split())) == PORTS
+
+
+def test_the_user_of_the_image_has_the_group_that_the_image_names():
+    """A group that the image does not name would own nothing, and the files of a volume have another."""
+    (run,) = (one for one in DOCKERFILE.split("RUN ") if "useradd" in one)
+    assert f"groupadd --gid {USER} headrace" in run
+    assert f"useradd --uid {USER} --gid headrace " in run
 
 
 def test_the_image_copies_what_there_is_and_its_extras_exist():
@@ -106,6 +114,15 @@ def test_the_settings_of_the_pod_are_valid_and_its_probes_ask_what_is_there(tmp_
         (check,) = container[probe].keys() & {"httpGet", "tcpSocket"}
         assert container[probe][check]["port"] in ports
         assert container[probe][check].get("path", "/healthz") in ("/healthz", "/readyz")
+
+
+def test_the_schemas_of_kubernetes_accept_the_manifest():
+    schemas = pytest.importorskip(
+        "kubernetes_validate",
+        reason="kubernetes-validate is not installed (its schemas take 100 MB)",
+    )
+    for one in KUBERNETES:
+        schemas.validate(one, schemas.latest_version(), strict=True)
 
 
 def run_script(script: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -186,6 +203,23 @@ def test_the_parts_of_the_compose_file_fit_together():
     load({}, {key: str(value) for key, value in headrace["environment"].items()})
 
 
+def test_compose_accepts_its_file(tmp_path):
+    """`config` needs no daemon. Version 1 of Compose, which is older than `name`, reads a copy without it."""
+    text = (DEPLOY / "compose.yaml").read_text()
+    command = ["docker", "compose"]
+    if (
+        not shutil.which("docker")
+        or subprocess.run([*command, "version"], capture_output=True).returncode
+    ):
+        command = [tool("docker-compose")]
+        text = text.replace("\nname: headrace\n", "\n")
+    file = tmp_path / "compose.yaml"
+    file.write_text(text)
+    done = subprocess.run([*command, "-f", file, "config"], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert yaml.safe_load(done.stdout)["services"].keys() == COMPOSE["services"].keys()
+
+
 def test_prometheus_scrapes_the_server_with_the_rules_beside_it():
     prometheus = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yaml").read_text())
     assert prometheus["scrape_configs"][0]["static_configs"][0]["targets"] == ["headrace:8121"]
@@ -220,14 +254,31 @@ def test_the_service_may_ask_whether_the_clock_is_synchronised_and_not_set_it():
     assert re.search(r"^CapabilityBoundingSet=$", service, re.MULTILINE)
 
 
-def test_systemd_accepts_the_units(tmp_path):
-    """`systemd-analyze` looks for the program too, so a copy names one that is here."""
-    for unit in UNITS:
-        text = unit.read_text().replace("/opt/headrace/bin/headrace", "/bin/true")
-        (tmp_path / unit.name).write_text(text)
+@pytest.fixture
+def units(tmp_path):
+    """Return copies of the units. `systemd-analyze` looks for the program too: they name one that is here."""
     paths = [tmp_path / unit.name for unit in UNITS]
+    for path, unit in zip(paths, UNITS, strict=True):
+        path.write_text(unit.read_text().replace("/opt/headrace/bin/headrace", "/bin/true"))
+    return paths
+
+
+def test_systemd_accepts_the_units(units):
     done = subprocess.run(
-        [tool("systemd-analyze"), "verify", "--man=no", *paths], capture_output=True, text=True
+        [tool("systemd-analyze"), "verify", "--man=no", *units], capture_output=True, text=True
     )
     ours = [line for line in done.stderr.splitlines() if "headrace" in line]
     assert ours == []
+
+
+def test_systemd_rates_the_service_as_the_manual_says(units):
+    manual = " ".join((ROOT / "docs" / "operating.md").read_text().split())
+    (exposure,) = re.findall(r"rates its exposure at (\d\.\d) of 10", manual)
+    (service,) = (unit for unit in units if unit.suffix == ".service")
+    command = [tool("systemd-analyze"), "security", "--offline=true", "--no-pager", service]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if "unrecognized option" in done.stderr:
+        without("systemd-analyze is older than `security --offline`")
+    (rated,) = re.findall(r"Overall exposure level for headrace.service: (\d\.\d)", done.stdout)
+    # Later versions of systemd look at more, and each part weighs little.
+    assert float(rated) == pytest.approx(float(exposure), abs=0.3)

@@ -40,7 +40,7 @@ MAY_IMPORT = {
         "log",
         "",
     },
-    "reader": BASE | {"log", "tls"},
+    "reader": BASE | {"log", "tls", "tokens"},
     "spark": BASE | {"reader", "log", "payload"},
     "pipeline": BASE | {"config", "lake", "reader", "spark", "log", "payload"},
     "cli": BASE

@@ -12,6 +12,8 @@ import { ClientClosedError, LocalProtocolError } from "./headrace.js";
 
 const NORMAL = 1000;
 const BROKEN = 1006;
+/** Channels that ask for a ticket within this time, for the same WebSocket, get the same one. */
+const TICKET_SHARED_MS = 5000;
 
 /** Make a connection for a processor at `channel://HOST:PORT`. Nothing happens before the first `join`. */
 export function connectChannels(url, options = {}) {
@@ -30,6 +32,8 @@ class ChannelConnection {
     this.#options = options;
     const trunk = new Trunk(WebSocket);
     this.#trunk = trunk;
+    const { ticket } = options;
+    if (typeof ticket === "function") this.#options.ticket = () => trunk.ticket(ticket);
     const OwnPart = class extends Part {
       constructor(target) {
         super(trunk, target);
@@ -83,9 +87,27 @@ class Trunk {
   /** The server knows by these which connection of this client is the last. */
   #instance = `${Date.now().toString(36)}-${Math.random().toString(36).slice(2)}`;
   #attempts = 0;
+  /** The promise of the ticket that opens the WebSocket, and when it was asked for. */
+  #ticket = null;
+  #ticketAskedAt = 0;
 
   constructor(WebSocket) {
     this.#WebSocket = WebSocket;
+  }
+
+  /** The ticket of the one WebSocket. Only the first channel that opens it needs one, but all ask. */
+  ticket(give) {
+    const now = performance.now();
+    const isOld = this.#socket === null && now - this.#ticketAskedAt > TICKET_SHARED_MS;
+    if (this.#ticket === null || isOld) {
+      this.#ticketAskedAt = now;
+      const given = Promise.resolve().then(give);
+      this.#ticket = given;
+      given.catch(() => {
+        if (this.#ticket === given) this.#ticket = null;
+      });
+    }
+    return this.#ticket;
   }
 
   get bufferedAmount() {
@@ -201,6 +223,7 @@ class Trunk {
 
   #forget() {
     this.#socket = null;
+    this.#ticket = null;
     this.#isOpen = false;
     this.#parts.clear();
     this.#byChannel.clear();

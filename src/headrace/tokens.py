@@ -1,8 +1,10 @@
 """Tokens as clients handle them: their form, and the addresses to which they may be sent without TLS."""
 
 import ipaddress
+from pathlib import Path
 from typing import Any
 
+from headrace.errors import OptionError
 from headrace.model import TOKEN_BYTES_MAX
 
 
@@ -17,6 +19,19 @@ def fault_of(token: object) -> str:
     return ""
 
 
+def token_in(file: str | Path, option: str = "token_file") -> str:
+    """Return the token in a file, which the option names. Raises OptionError."""
+    try:
+        token = Path(file).read_text("utf-8").strip()
+    except OSError as error:
+        raise OptionError(f"{option}: cannot read {file}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise OptionError(f"{option}: {file} is not a text") from None
+    if reason := fault_of(token):
+        raise OptionError(f"{option}: {file} holds no token: {reason}")
+    return token
+
+
 def exposure_of(peer: Any) -> str:
     """Return why others could read a token that is sent to this peer without TLS; empty if they could not."""
     host = peer[0] if isinstance(peer, tuple) and peer else ""
@@ -24,7 +39,8 @@ def exposure_of(peer: Any) -> str:
         return ""
     return (
         f"the token is not sent to {host or 'this address'} without TLS, because others could read it: use "
-        "TLS, or allow it with insecure_token=True (on the command line, --insecure-token)"
+        "TLS, or allow it with insecure_token=True (on the command line, --insecure-token; for Spark, the "
+        "option insecureToken)"
     )
 
 

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from headrace.cli import channel_messages
-from headrace.testing import wait_until
+from headrace.testing import ServerProcess, wait_until
+from tests.system.access.server import Tokens
 
 _numbers = itertools.count()
 
@@ -65,6 +66,23 @@ def test_a_follower_prints_messages_as_they_come(run, name, spawn, members):
     out, err = follower.communicate(timeout=30)
     assert (follower.returncode, out, err) == (0, b"", b"")
     assert "follower" not in members()
+
+
+def test_a_sender_needs_no_other_grant_than_to_join(headrace, tmp_path):
+    Tokens(tmp_path / "data").add("sender", ["join:room/writer"])
+    with ServerProcess(tmp_path / "data") as server:
+        environ = {"HEADRACE_HTTP": server.http_url, "HEADRACE_TOKEN": "sender"}
+        for number in (1, 2):
+            done = headrace("channels", "send", "room", "x", "--as", "writer", environ=environ)
+            assert (done.returncode, done.stderr) == (0, "sent 1 message (1 B)\n")
+            query = {"name": "room", "processor": "writer"}
+            shown = {"Authorization": "Bearer sender"}
+            url = f"{server.http_url}/v1/channel/join"
+            joined = httpx.post(url, params=query, headers=shown).json()
+            assert (joined["number"], joined["was_member"]) == (number, number == 2)
+        done = headrace("channels", "send", "room", "x", "--as", "other", environ=environ)
+        assert done.returncode == 1
+        assert "have no grant for join of channel" in done.stderr
 
 
 def test_a_message_that_is_no_json_is_refused_before_it_is_sent(run, name):

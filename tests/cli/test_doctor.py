@@ -88,6 +88,7 @@ def test_a_file_of_keys_that_is_wrong_is_a_problem(tmp_path):
         "access.jwt.key_file",
         f"{file}: there is no key for signatures",
     )
+    assert "access" not in findings_of(tmp_path, **{"access.jwt.key_file": str(file)})
     file.write_text(
         '{"keys": [{"kty": "oct", "k": "MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY"}]}'
     )

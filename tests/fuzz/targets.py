@@ -2,12 +2,13 @@
 
 A target takes any bytes. It lets the errors pass that the decoder documents, and asserts what must hold for
 every input: the same messages in whatever pieces the bytes come, and what was decoded can be encoded and
-decoded again. Elsewhere: who makes the bytes up (`test_targets.py`, `__main__.py`).
+decoded again. A target of a session also answers its commands, as a connection does: the first byte of the
+input chooses between answers. Elsewhere: who makes the bytes up (`test_targets.py`, `process.py`).
 """
 
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,40 @@ from headrace.config.load import load
 from headrace.errors import ConfigError, HeadraceError
 from headrace.log.batch.blocks import BlockDecoder
 from headrace.log.recovery.frames import read_frames, read_header
+from headrace.payload import UPLOAD_CHECKS
 from headrace.payload.channel import BadMessageError, decode_message, decode_row, encode_message
 from headrace.payload.json_limits import BadJSONError, decode_json
-from headrace.payload.logux import BadEnvelopeError, check_event, decode_envelope
+from headrace.payload.logux import (
+    BadEnvelopeError,
+    check_envelope,
+    check_event,
+    created_of,
+    decode_envelope,
+    id_of,
+    key_of,
+    keys_of_id,
+)
 from headrace.server.http.requests import RequestMeter, RequestRefusedError
-from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession
+from headrace.session.channel.server import AuthenticateProcessor, ChannelServerSession, Request
 from headrace.session.figg import FiggServerSession
-from headrace.session.logux.server import AuthenticatePeer, LoguxServerSession
-from headrace.session.logux.server5 import Logux5ServerSession
+from headrace.session.logux.server import AddEvents, AuthenticatePeer, LoguxServerSession
+from headrace.session.logux.server5 import (
+    LogMark,
+    Logux5ServerSession,
+    Subscribe,
+    is_protocol_5,
+)
+from headrace.session.server import (
+    AttachCommand,
+    Authenticate,
+    DetachCommand,
+    Publish,
+    TopicSession,
+    Unit,
+)
 from headrace.session.wombat import WombatServerSession
 from headrace.wire import channel as channel_wire
+from headrace.wire import readers
 from headrace.wire.figg import messages as figg
 from headrace.wire.figg.decoder import ClientDecoder as FiggClientDecoder
 from headrace.wire.figg.decoder import ServerDecoder as FiggServerDecoder
@@ -98,13 +123,55 @@ def figg_client(data: bytes) -> None:
     assert _merged(found) == whole
 
 
+class _TopicAnswers:
+    """Answers of a connection to the commands of a Figg or Wombat session."""
+
+    def __init__(self, session: TopicSession, data: bytes) -> None:
+        self._session = session
+        self._choice = data[0] if data else 0
+        self._units: list[Unit] = []
+
+    def answer(self, commands: Sequence[Any]) -> None:
+        """Carry out the commands; some of the publishes are stored only at the end."""
+        session = self._session
+        for command in commands:
+            self._choice += 1
+            if isinstance(command, Publish):
+                if self._choice % 2:
+                    session.stored(command.unit)
+                else:
+                    self._units.append(command.unit)
+            elif isinstance(command, AttachCommand):
+                session.attaching(command)
+                epoch, offset = command.epoch or 1, command.offset or 0
+                session.attached(command.topic, epoch, offset, exact=bool(self._choice % 2))
+            elif isinstance(command, DetachCommand):
+                session.detached(command.topic)
+            elif isinstance(command, Authenticate):
+                session.authenticated(1000)
+            elif isinstance(command, readers.Read):
+                session.tell_reader(readers.Waiting(command.topic, 1))
+                session.tell_reader(readers.Reading(command.topic, 1, 0, True, 1, 0, 0))
+            elif isinstance(command, readers.Handled):
+                session.tell_reader(readers.Stored(command.topic, command.grant, command.offset))
+
+    def finish(self) -> None:
+        """Store what is not stored yet: then every publish that was accepted is acknowledged."""
+        self._session.data_to_send()
+        for unit in self._units:
+            self._session.stored(unit)
+        self._session.data_to_send()
+        assert self._session.finished
+
+
 def figg_session(data: bytes) -> None:
     session = FiggServerSession()
+    connection = _TopicAnswers(session, data)
     for piece in pieces(data, 64):
-        session.receive_data(piece)
+        connection.answer(session.receive_data(piece))
         while session.unread_bytes:
-            session.receive_data(b"")
-    session.data_to_send()
+            connection.answer(session.receive_data(b""))
+    connection.finish()
 
 
 # Wombat
@@ -125,15 +192,22 @@ def wombat_client(data: bytes) -> None:
 
 def wombat_session(data: bytes) -> None:
     session = WombatServerSession(0.0, 10.0)
+    connection = _TopicAnswers(session, data)
     for number, message in enumerate(messages_of(data)):
-        session.receive_messages([message], float(number))
-    session.data_to_send()
+        connection.answer(session.receive_messages([message], float(number)))
+    connection.finish()
 
 
 # Logux
 
 
+def _frame(message: bytes) -> bytes | str:
+    """Return a message as a WebSocket delivers it: what can be JSON is text, all else is binary."""
+    return message if message[:1] >= b"\x80" else message.decode("utf-8", "replace")
+
+
 def logux_messages(data: bytes) -> None:
+    is_protocol_5(_frame(data))
     for binary in (False, True):
         try:
             message = logux_wire.decode(data, binary=binary)
@@ -143,14 +217,48 @@ def logux_messages(data: bytes) -> None:
 
 
 def _logux(session: LoguxServerSession | Logux5ServerSession, data: bytes) -> None:
+    choice = data[0] if data else 0
+    late: list[Any] = []
+
+    def answer(commands: Sequence[Any]) -> None:
+        nonlocal choice
+        for command in commands:
+            choice += 1
+            if isinstance(command, AuthenticatePeer):
+                if choice % 8 == 0:
+                    session.turn_away()
+                elif choice % 2:
+                    answer(session.let_in(NOW_MS))
+                else:
+                    late.append(command)
+            elif isinstance(command, AddEvents | Subscribe) and choice % 4 == 0:
+                late.append(command)
+                if isinstance(command, Subscribe):
+                    session.let_go(command)
+            else:
+                carry_out(command)
+
+    def carry_out(command: Any) -> None:
+        if isinstance(command, AddEvents):
+            if isinstance(session, Logux5ServerSession):
+                session.denied(command.unit, [choice % 3 > 0] * len(command.events))
+            session.stored(command.unit)
+        elif isinstance(command, Subscribe) and choice % 2:
+            session.undo(command, "denied")
+        elif isinstance(command, Subscribe):
+            session.subscribed(command, LogMark(1, 12))
+        elif isinstance(command, AuthenticatePeer) and not session.closed:
+            answer(session.let_in(NOW_MS))
+
     for message in messages_of(data):
-        text: str | bytes = message
-        if message[:1] != b"\x00":
-            text = message.decode("utf-8", "replace")
-        commands = session.receive_messages([text], NOW_MS)
-        if any(isinstance(command, AuthenticatePeer) for command in commands):
-            session.let_in(NOW_MS)
+        answer(session.receive_messages([_frame(message)], NOW_MS))
+        if choice % 5 == 0:
+            session.ping()
+            session.data_to_send()
+    while late:
+        carry_out(late.pop())
     session.data_to_send()
+    assert session.finished
 
 
 def logux_session(data: bytes) -> None:
@@ -176,10 +284,27 @@ def channel_messages(data: bytes) -> None:
 
 def channel_session(data: bytes) -> None:
     session = ChannelServerSession(5.0)
+    choice = data[0] if data else 0
+    is_held = False
+
+    def answer(commands: Sequence[Any]) -> None:
+        nonlocal choice, is_held
+        for command in commands:
+            choice += 1
+            if isinstance(command, AuthenticateProcessor):
+                if choice % 8 == 0:
+                    session.turn_away()
+                elif choice % 2:
+                    answer(session.let_in())
+                else:
+                    is_held = True
+            elif isinstance(command, Request):
+                session.refuse_request("busy", True, "later", command.message)
+
     for message in messages_of(data):
-        commands = session.receive_messages([message.decode("utf-8", "replace")])
-        if any(isinstance(command, AuthenticateProcessor) for command in commands):
-            session.let_in()
+        answer(session.receive_messages([_frame(message)]))
+    if is_held and not session.closed:
+        answer(session.let_in())
     session.data_to_send()
 
 
@@ -200,6 +325,14 @@ def payloads(data: bytes) -> None:
         except BadEnvelopeError:
             continue
     try:
+        check_envelope(data)
+    except BadEnvelopeError:
+        pass
+    else:
+        # An event that was accepted can be shown in the form of either protocol.
+        envelope = decode_envelope(data)
+        assert key_of(created_of(envelope)) in keys_of_id(id_of(envelope))
+    try:
         decode_json(data)
     except BadJSONError:
         return
@@ -208,7 +341,7 @@ def payloads(data: bytes) -> None:
 def batch_blocks(data: bytes) -> None:
     outcomes = []
     for size in (len(data) or 1, 7):
-        decoder = BlockDecoder({})
+        decoder = BlockDecoder(UPLOAD_CHECKS)
         try:
             staged = b"".join(
                 bytes(part) for piece in pieces(data, size) for part in decoder.feed(piece)

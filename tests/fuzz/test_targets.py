@@ -1,21 +1,28 @@
 """Every decoder against changed messages, and in `make torture` against a coverage-guided fuzzer."""
 
+import importlib.util
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.fuzz.corpus import SEEDS, changed
+from headrace.config.load import load
+from tests.fuzz.changes import changed
+from tests.fuzz.checksums import with_checksums_of_blocks
+from tests.fuzz.corpus import SEEDS
+from tests.fuzz.run import Outcome, fuzz
 from tests.fuzz.targets import TARGETS
 from tests.tools import TORTURE, takes_long
 
-ROOT = Path(__file__).parents[2]
 CHANGES = 20_000 if TORTURE else 300
 """Changed inputs of a run, for each target."""
 FUZZED_S = 3600 / len(TARGETS)
 """Time of each target with the coverage-guided fuzzer: an hour in total."""
+
+needs_atheris = pytest.mark.skipif(
+    importlib.util.find_spec("atheris") is None,
+    reason="atheris is not installed: it has no wheel for this Python",
+)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -25,7 +32,7 @@ def test_a_decoder_survives_changed_messages(name):
     for seed in seeds:
         TARGETS[name](seed)
     for _ in range(CHANGES):
-        data = changed(chance.choice(seeds), chance)
+        data = changed(name, chance.choice(seeds), chance)
         try:
             TARGETS[name](data)
         except Exception as error:
@@ -33,20 +40,37 @@ def test_a_decoder_survives_changed_messages(name):
             raise
 
 
+def test_the_settings_that_a_fuzzer_begins_with_are_valid(tmp_path):
+    """Otherwise the fuzzer would be stuck at the first check."""
+    for seed in SEEDS["settings"]:
+        file = tmp_path / "headrace.toml"
+        file.write_bytes(seed)
+        load({}, {}, file)
+
+
+def test_an_upload_keeps_its_checksums_when_they_are_right():
+    for seed in SEEDS["batch_blocks"]:
+        assert with_checksums_of_blocks(seed) == seed
+
+
+def fuzzed(target: str, directory: Path, *options: str, seconds: float = 0.0) -> Outcome:
+    outcome = fuzz(target, directory, *options, seconds=seconds)
+    assert outcome.findings == []
+    return outcome
+
+
+@needs_atheris
+def test_the_fuzzer_sees_how_far_it_comes(tmp_path):
+    """A run that learns nothing about the code would look like one that found nothing."""
+    outcome = fuzzed("logux5_session", tmp_path, "-runs=200", "-seed=1")
+    assert outcome.executions >= 200
+    assert outcome.covered >= outcome.seeds_cover > 100
+    assert outcome.inputs > len(SEEDS["logux5_session"])
+
+
 @takes_long
+@needs_atheris
 @pytest.mark.timeout(2 * FUZZED_S + 300)
 @pytest.mark.parametrize("name", TARGETS)
 def test_a_decoder_survives_a_coverage_guided_fuzzer(name, tmp_path):
-    pytest.importorskip(
-        "atheris", reason="atheris is not installed: it has no wheel for this Python"
-    )
-    command = [
-        sys.executable,
-        "-m",
-        "tests.fuzz",
-        name,
-        str(tmp_path),
-        f"-max_total_time={FUZZED_S:.0f}",
-    ]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr[-4000:]
+    print(fuzzed(name, tmp_path, seconds=FUZZED_S))

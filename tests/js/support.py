@@ -10,7 +10,7 @@ import queue
 import signal
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -39,8 +39,10 @@ FILES = {
     "/page.html": (HERE / "page.html", "text/html"),
     "/scenarios.mjs": (HERE / "scenarios.mjs", "text/javascript"),
     "/channel_scenarios.mjs": (HERE / "channel_scenarios.mjs", "text/javascript"),
+    "/ticket_scenarios.mjs": (HERE / "ticket_scenarios.mjs", "text/javascript"),
     "/headrace.js": (CLIENT / "headrace.js", "text/javascript"),
     "/channel.js": (CLIENT / "channel.js", "text/javascript"),
+    "/channel_connection.js": (CLIENT / "channel_connection.js", "text/javascript"),
     "/channel_session.js": (CLIENT / "channel_session.js", "text/javascript"),
 }
 
@@ -96,11 +98,17 @@ class Pages:
 
     def __init__(self) -> None:
         self.reports = Reports()
+        self.answers: dict[str, Callable[[], str]] = {}
+        """By path: functions that answer requests, as the server of an application does."""
         pages = self
 
         class Handler(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                found = FILES.get(urlsplit(self.path).path)
+                asked = urlsplit(self.path).path
+                if asked in pages.answers:
+                    self._answer_with(pages.answers[asked])
+                    return
+                found = FILES.get(asked)
                 if found is None:
                     self.send_error(404)
                     return
@@ -111,6 +119,12 @@ class Pages:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 pages.reports.put(*json.loads(body))
                 self._answer(204, b"", "text/plain")
+
+            def _answer_with(self, answer: Callable[[], str]) -> None:
+                try:
+                    self._answer(200, answer().encode(), "text/plain")
+                except OSError as error:  # the server behind the application is down
+                    self.send_error(502, type(error).__name__)
 
             def log_message(self, *args: object) -> None:
                 pass

@@ -111,7 +111,7 @@ def write_rows(directory):
     some = rows("a", [bytes(100_000)]).columns
     file = SortedFile(storage_of(directory), "file", some.schema)
     file.add(some, 100_000)
-    file.finish({})
+    file.finish({}, lambda file: None)
 
 
 def write_states(directory):

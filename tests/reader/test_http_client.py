@@ -1,11 +1,15 @@
 """Requests to servers that answer badly, late, or not at all: every failure is one clear error."""
 
+import pickle
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 
 import pytest
 
+from headrace import tokens
+from headrace.errors import OptionError
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.view import LogLocation
 from headrace.testing import hold_port
@@ -20,7 +24,7 @@ def serve() -> Iterator[Serve]:
     """A server that gives these answers in order, one per connection, and closes each connection."""
     listeners = []
 
-    def make(*answers: bytes) -> str:
+    def make(*answers: bytes, received: list[bytes] | None = None) -> str:
         listener = socket.create_server(("127.0.0.1", 0))
         listeners.append(listener)
 
@@ -31,7 +35,9 @@ def serve() -> Iterator[Serve]:
                 except OSError:
                     return
                 with connection:
-                    connection.recv(65536)
+                    request = connection.recv(65536)
+                    if received is not None:
+                        received.append(request)
                     connection.sendall(answer)
 
         threading.Thread(target=run, daemon=True).start()
@@ -128,3 +134,45 @@ def test_a_refused_token_is_told_and_not_shown(serve):
     ) as caught:
         client(serve(head + body), token="hush").json("GET", "/", {})
     assert "hush" not in str(caught.value)
+
+
+def test_a_token_is_not_sent_where_others_can_read_it(serve, monkeypatch):
+    """Nothing but loopback can be reached in a test, so loopback counts as another machine here."""
+    monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
+    found = OK + b"Content-Length: 2\r\n\r\n{}"
+    for second in ((), ("https://127.0.0.1:1",)):
+        url = serve(found)
+        with pytest.raises(OptionError, match=f"^{url}: the token is not sent to .*insecureToken"):
+            client(url, *second, token="hush").json("GET", "/", {})
+    with closing(client(serve(found))) as one:
+        assert one.json("GET", "/", {}) == {}
+    place = LogLocation(urls=(serve(found),), token="hush", insecure_token=True)
+    with closing(HttpClient(place, retry_s=0.0)) as one:
+        assert one.json("GET", "/", {}) == {}
+
+
+def test_the_file_of_a_token_is_read_for_each_request(serve, tmp_path):
+    file, sent = tmp_path / "token", []
+    found = OK + b"Content-Length: 2\r\n\r\n{}"
+    place = LogLocation(urls=(serve(found, found, received=sent),), token_file=str(file))
+    with closing(HttpClient(place, retry_s=0.0)) as one:
+        with pytest.raises(OptionError, match=r"token_file: cannot read .*: No such file"):
+            one.json("GET", "/", {})
+        for token in ("first", "second"):
+            file.write_text(f"{token}\n")
+            assert one.json("GET", "/", {}) == {}
+            assert b"\r\nAuthorization: Bearer %b\r\n" % token.encode() in sent[-1]
+            one.close()
+        file.write_text("")
+        with pytest.raises(OptionError, match="holds no token: a token has 1 to"):
+            one.json("GET", "/", {})
+
+
+def test_a_task_gets_the_token_and_not_the_name_of_its_file(tmp_path):
+    file = tmp_path / "token"
+    file.write_text("hush")
+    place = LogLocation(urls=("http://h",), token_file=str(file), insecure_token=True)
+    sent = pickle.dumps(place)
+    assert str(file).encode() not in sent
+    assert pickle.loads(sent) == place._replace(token="hush", token_file="")
+    assert "hush" not in repr(pickle.loads(sent))

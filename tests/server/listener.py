@@ -2,17 +2,23 @@
 
 import asyncio
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from headrace.config.settings import PeerLimits
+from headrace.server.access import Access
+from headrace.server.http.gate import AccessGate, rights
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory, body
+from tests.server.http.open_gate import NO_AUDIT
+from tests.server.http.open_limits import open_connections
 
 WAIT_S = 10.0
 BODY_BYTES_MAX = 1000
@@ -28,9 +34,18 @@ class Answer(NamedTuple):
 
 
 class Listener:
-    def __init__(self, connections_max: int = 100, memory_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        connections_max: int = 100,
+        memory_bytes_max: int = 1 << 20,
+        peers: tuple[PeerLimits, ...] = (),
+        access: Access | None = None,
+    ) -> None:
         self.memory = RequestMemory(memory_bytes_max)
         self.refusals: list[str] = []
+        self.turned_away: list[str] = []
+        self.connections = open_connections(connections_max, peers, self.turned_away)
+        self._has_access = access is not None
         self.go_on = asyncio.Event()
         """Event that requests for `/slow` wait for."""
         self.waiting = 0
@@ -41,11 +56,15 @@ class Listener:
                 Route("/slow", self._slow),
                 Route("/body", self._body, methods=["POST"]),
                 Route("/unread", self._hello, methods=["POST"]),
+                Route("/healthz", self._hello),
+                Route("/peer", self._peer_of),
+                Route("/endless", self._endless),
             ],
             exception_handlers={HTTPException: _error},
+            middleware=[Middleware(AccessGate, access=access, audit=NO_AUDIT)] if access else [],
         )
         shared = HttpShared(
-            connections_max=connections_max,
+            connections=self.connections,
             body_bytes_max=LONGEST_BODY_BYTES,
             memory=self.memory,
             refused=lambda peer, why: self.refusals.append(why),
@@ -64,15 +83,37 @@ class Listener:
         # With open transports and warnings as errors, a uvloop loop does not end.
         for peer in self._peers:
             peer.close()
+        await self.stop()
+
+    async def stop(self) -> None:
         await self._listener.stop()
 
-    async def connect(self) -> "Peer":
-        peer = Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+    async def connect(self, address: str = "127.0.0.1") -> "Peer":
+        opened = await asyncio.open_connection("127.0.0.1", self.port, local_addr=(address, 0))
+        peer = Peer(*opened)
         self._peers.append(peer)
         return peer
 
     async def _hello(self, request: Request) -> Response:
+        self._ask(request)
         return PlainTextResponse("hello")
+
+    async def _peer_of(self, request: Request) -> Response:
+        assert request.client is not None
+        return PlainTextResponse(request.client.host)
+
+    def _ask(self, request: Request) -> None:
+        if self._has_access:
+            rights(request).themselves()
+
+    async def _endless(self, request: Request) -> Response:
+        self._ask(request)
+
+        async def parts() -> AsyncIterator[bytes]:
+            yield b"part"
+            await asyncio.Event().wait()
+
+        return StreamingResponse(parts())
 
     async def _slow(self, request: Request) -> Response:
         self.waiting += 1
@@ -103,6 +144,12 @@ class Peer:
         headers = {name.lower(): value for name, value in (line.split(": ") for line in lines)}
         content = await self._in_time(self._reader.readexactly(int(headers["content-length"])))
         return Answer(int(first.split()[1]), headers, content)
+
+    async def head(self) -> str:
+        return (await self._in_time(self._reader.readuntil(b"\r\n\r\n"))).decode()
+
+    async def part(self, expected: bytes) -> None:
+        assert await self._in_time(self._reader.readexactly(len(expected))) == expected
 
     async def ended(self) -> bool:
         """True if the server closes the connection without sending anything more."""

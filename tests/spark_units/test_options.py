@@ -122,6 +122,13 @@ def test_what_spark_adds_is_let_through():
     assert source(True, checkpointLocation="/x", queryName="q").place.path == "/data"
 
 
+def test_a_token_is_sent_in_clear_only_if_it_is_allowed():
+    assert not sink(token="a").place.insecure_token
+    assert sink(token="a", insecureToken="true").place.insecure_token
+    options = {"url": URL, "subscribe": "a", "InsecureToken": "True"}
+    assert parse_source(options, streaming=True).place.insecure_token
+
+
 def test_a_path_may_be_a_file_url():
     assert source(path="file:///data/x").place.path == "/data/x"
 
@@ -334,6 +341,8 @@ def test_a_password_in_an_address_is_refused_and_not_shown():
 
 
 def test_an_authority_is_for_servers_with_tls() -> None:
+    with pytest.raises(OptionError, match="token and token_file exclude each other"):
+        parse_place("https://host:8121", "a", token_file="/etc/token")
     place = parse_place("https://host:8121", "", "/etc/ca.pem")
     assert place.tls.ca == "/etc/ca.pem"
     with pytest.raises(OptionError, match="ca is for servers with TLS: write https://"):

@@ -65,7 +65,9 @@ def exhaust(server: ServerProcess, stack: ExitStack) -> None:
 
 def member(stack: ExitStack, server: ServerProcess) -> ClientConnection:
     host, port = server.ws
-    socket = stack.enter_context(connect(f"ws://{host}:{port}/v1/channels", close_timeout=WAIT_S))
+    url = f"ws://{host}:{port}/v1/channels"
+    # With a bounded queue, this library stops reading before the end of the connection, and `close` waits.
+    socket = stack.enter_context(connect(url, close_timeout=WAIT_S, max_queue=None))
     say(socket, type="hello", processor="p")
     say(socket, type="join", channel="c", receive="poll")
     assert [hear(socket)["type"], hear(socket)["type"]] == ["welcome", "joined"]
@@ -238,3 +240,38 @@ class _Closing:
 
     def __exit__(self, *_: object) -> None:
         self._thread.join(WAIT_S)
+
+
+def test_connections_of_http_are_limited_by_address_and_by_principal(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    shown = {"Authorization": "Bearer a"}
+    digest = sha256(b"a").hexdigest()
+    text = f'{JOURNAL}[[access.token]]\nname = "a"\nsha256 = "{digest}"\n'
+    text += '[[limits.peer]]\nof = "address"\nconnections_max = 3\n'
+    text += '[[limits.peer]]\nof = "token:a"\nconnections_max = 1\n'
+    server = serve(start, file, text)
+    # Connections of other protocols are counted apart.
+    wires = [figg.Wire(server.figg) for _ in range(3)]
+    for wire in wires:
+        stack.callback(wire.socket.close)
+
+    def connect_and_ask(path: str) -> tuple[httpx.Client, httpx.Response]:
+        client = stack.enter_context(httpx.Client(base_url=server.http_url, headers=shown))
+        return client, client.get(path)
+
+    kept, answer = connect_and_ask("/v1/topics")
+    assert answer.status_code == 200
+    _, answer = connect_and_ask("/v1/topics")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+    assert answer.json()["error"].startswith("connections_max of token:a is reached")
+    only_one = 'headrace_open_connections{protocol="http",state="open"} 1.0'
+    wait_until(lambda: only_one in kept.get("/metrics").text, what="the end of the refused one")
+    for _ in range(2):
+        assert connect_and_ask("/healthz")[1].status_code == 200
+    _, answer = connect_and_ask("/v1/topics")
+    assert answer.json()["error"].startswith("connections_max of this address is reached")
+    found = kept.get("/metrics").text
+    for of in ("address", "principal"):
+        assert f'headrace_limits_applied_total{{limit="connections_max",of="{of}"}} 1.0' in found
+    assert "headrace_connections_refused_total 2.0" in found

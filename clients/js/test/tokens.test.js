@@ -4,6 +4,7 @@ import assert from "node:assert/strict";
 import test from "node:test";
 
 import { joinChannel } from "../channel.js";
+import { connectChannels } from "../channel_connection.js";
 import {
   ConfigError,
   ConnectTimeoutError,
@@ -185,12 +186,38 @@ test("credentials of a wrong form are refused at once and not shown", () => {
   }
 });
 
+const CHANNEL_CODEC = {
+  decode: (data) => named(JSON.parse(data)),
+  encode: (name, fields) => JSON.stringify({ type: name, ...fields }),
+};
+
+test("channels of one connection need one ticket for each WebSocket", async (t) => {
+  const peer = await listen(t, { codec: CHANNEL_CODEC });
+  const given = [];
+  const ticket = () => {
+    given.push(`ticket${given.length}`);
+    if (given.length === 2) throw new Error("the application is down"); // and it is asked again
+    return given.at(-1);
+  };
+  const url = peer.url.replace("ws", "channel");
+  const shared = connectChannels(url, { processor: "p", pingIntervalMs: 60_000, ticket });
+  t.after(() => shared.close({ flushMs: 0 }));
+  for (const name of ["a", "b", "c"]) shared.join(name);
+  const first = await peer.accept();
+  assert.equal(first.path, "/v1/channels?ticket=ticket0");
+  await first.expect("hello");
+  shared.join("d");
+  first.send("welcome", { processor: "p", version: 1, ping_s: 5 });
+  const joined = new Set();
+  while (joined.size < 4) joined.add((await first.expect("join")).channel);
+  assert.deepEqual(given, ["ticket0"]);
+  first.destroy();
+  assert.equal((await peer.accept()).path, "/v1/channels?ticket=ticket2");
+});
+
 test("a channel asks a function for the token of each connection", async (t) => {
   let asked = 0;
-  const codec = { decode: (data) => named(JSON.parse(data)), encode: (name, fields) => {
-    return JSON.stringify({ type: name, ...fields });
-  } };
-  const peer = await listen(t, { codec });
+  const peer = await listen(t, { codec: CHANNEL_CODEC });
   const channel = joinChannel(`${peer.url.replace("ws", "channel")}/c`, {
     processor: "p",
     token: () => `token${asked++}`,

@@ -15,7 +15,7 @@ from headrace.cli.channels import Name
 from headrace.cli.common import options
 from headrace.cli.common.options import argument, option
 from headrace.cli.common.output import discard_output, note, payload_line
-from headrace.cli.common.server import HttpApi, NotFoundError, UnreachableError, request
+from headrace.cli.common.server import HttpApi, UnreachableError, request
 from headrace.cli.publish import Input, parse_json
 from headrace.cli.subscribe import text_or_base64
 from headrace.printing import counted, printable, printable_json, size
@@ -61,13 +61,6 @@ class MemberFlags(NamedTuple):
     @property
     def _api(self) -> HttpApi:
         return options.http_api(self.http, self.token, self.tls.files)
-
-    def is_member(self) -> bool:
-        try:
-            told = self._again(lambda: request(self._api, "GET", "/v1/channel", name=self.name))
-        except NotFoundError:
-            return False
-        return any(one["processor"] == self.processor for one in told["members"])
 
     def join(self) -> dict[str, Any]:
         return self._again(lambda: self._ask("POST", "join"))
@@ -129,8 +122,8 @@ def send(
     headrace channels send doc/1 --as importer --file lines.txt
     """
     given = Input(data, file, "a message")
-    was_member = member.is_member()
-    number = member.join()["number"]
+    joined = member.join()
+    number = joined["number"]
     sent = sent_bytes = 0
     try:
         for position, content in enumerate(given, 1):
@@ -141,7 +134,9 @@ def send(
     finally:
         if sent:
             note(f"sent {counted(sent, 'message')} ({size(sent_bytes)})")
-        if not was_member:
+        # After a lost answer, the retry finds the member of the first request. A member that stays too long
+        # does less harm than one that loses the messages that wait for it.
+        if not joined.get("was_member", True):
             member.leave()
     if not sent:
         note("sent nothing: there was no input")

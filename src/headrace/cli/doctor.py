@@ -100,7 +100,7 @@ def examine(config: Config) -> Iterator[Finding]:
     """Yield what every check finds. A check that fails is a warning, and the others still run."""
     yield Finding(Level.OK, "settings", "they are valid")
     directory = _existing(config.data_dir)
-    checks: list[tuple[str, Callable[[], Finding]]] = [
+    checks: list[tuple[str, Callable[[], Finding | None]]] = [
         ("data directory", lambda: _data_directory(config.data_dir, directory)),
         ("file system", lambda: judge_file_system(_file_system(directory))),
         ("disk flush", lambda: judge_flush(_flush_s(directory))),
@@ -115,7 +115,8 @@ def examine(config: Config) -> Iterator[Finding]:
     ]
     for subject, check in checks:
         try:
-            yield check()
+            if (found := check()) is not None:
+                yield found
         except OSError as error:
             yield Finding(
                 Level.WARNING, subject, f"this could not be checked: {error.strerror or error}"
@@ -136,7 +137,8 @@ def _jwt_keys(config: Config) -> Finding:
     return Finding(Level.OK, KEY_FILE, f"{config.access.jwt.key_file} holds keys for tokens")
 
 
-def _access(config: Config) -> Finding:
+def _access(config: Config) -> Finding | None:
+    """Return who may do what; None if a wrong file of keys, which has its own check, leaves that open."""
     if damage := damage_of(config.data_dir):
         return Finding(Level.PROBLEM, "access", damage)
     file = config.data_dir / TOKENS_NAME
@@ -153,6 +155,8 @@ def _access(config: Config) -> Finding:
             )
         access.check_listeners({name: getattr(config.listen, name) for name in LISTENERS})
     except (ConfigError, ListenError) as error:
+        if str(error).startswith(KEY_FILE):
+            return None
         return Finding(Level.PROBLEM, "access", str(error))
     return Finding(Level.OK, "access", "everyone on this machine may do everything")
 

@@ -86,30 +86,6 @@ Lake = Annotated[
         "Directory or address of the lake, such as s3://bucket/lake.", "--lake DIR", setting="lake"
     ),
 ]
-Url = Annotated[
-    str,
-    Option(
-        "The server's HTTP address.",
-        "--http HOST:PORT",
-        otherwise="env HEADRACE_HTTP, else 127.0.0.1:8121",
-    ),
-]
-Token = Annotated[
-    str,
-    Option(
-        "The server's access token; other users of this machine can see it here.",
-        "--token TOKEN",
-        otherwise="env HEADRACE_TOKEN",
-    ),
-]
-Ca = Annotated[
-    str,
-    Option(
-        "File in PEM, on every machine, with the authority of an https server's certificate.",
-        "--ca FILE",
-        otherwise="env HEADRACE_CA, else the system's authorities",
-    ),
-]
 EveryS = Annotated[
     float,
     Option(
@@ -176,8 +152,52 @@ class JobOptions:
     ] = "local[*]"
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions(JobOptions):
+    """Options of all jobs that may ask a server."""
+
+    url: Annotated[
+        str,
+        Option(
+            "The server's HTTP address; https://HOST:PORT with TLS.",
+            "--http HOST:PORT",
+            otherwise="env HEADRACE_HTTP, else 127.0.0.1:8121",
+        ),
+    ] = ""
+    token: Annotated[
+        str,
+        Option(
+            "The server's access token; other users of this machine can see it here.",
+            "--token TOKEN",
+            otherwise="env HEADRACE_TOKEN",
+        ),
+    ] = dataclasses.field(default="", repr=False)
+    token_file: Annotated[
+        Directory,
+        Option(
+            "File with the token, which is read for each request. Executors do not need it.",
+            "--token-file FILE",
+        ),
+    ] = ""
+    insecure_token: Annotated[
+        bool,
+        Option(
+            "Send the token also without TLS to another machine, where others can read it.",
+            "--insecure-token",
+        ),
+    ] = False
+    ca: Annotated[
+        str,
+        Option(
+            "File in PEM, on every machine, with the authority of an https server's certificate.",
+            "--ca FILE",
+            otherwise="env HEADRACE_CA, else the system's authorities",
+        ),
+    ] = ""
+
+
 @dataclass(frozen=True)
-class ExportOptions(JobOptions):
+class ExportOptions(ServerOptions):
     lake: Lake
     topics: Topics = ()
     _: KW_ONLY
@@ -238,9 +258,6 @@ class ExportOptions(JobOptions):
             "--take-over",
         ),
     ] = False
-    url: Url = ""
-    token: Token = ""
-    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir(
@@ -325,7 +342,7 @@ class DedupeOptions(JobOptions):
 
 
 @dataclass(frozen=True)
-class ReplayOptions(JobOptions):
+class ReplayOptions(ServerOptions):
     lake: Lake
     topic: Annotated[str, Option("Topic in the lake.", "TOPIC")]
     to: Annotated[str, Option("Topic to publish to.", "--to TOPIC")]
@@ -352,13 +369,10 @@ class ReplayOptions(JobOptions):
             "--name NAME",
         ),
     ] = ""
-    url: Url = ""
-    token: Token = ""
-    ca: Ca = ""
 
 
 @dataclass(frozen=True)
-class ReportOptions(JobOptions):
+class ReportOptions(ServerOptions):
     out: Annotated[Directory, Option("File of the page.", "--out FILE", setting="report_out")] = (
         "report.html"
     )
@@ -367,9 +381,6 @@ class ReportOptions(JobOptions):
     json: Annotated[Directory, Option("File for the same numbers as JSON.", "--json FILE")] = ""
     pattern: Pattern = ""
     lake: Lake = ""
-    url: Url = ""
-    token: Token = ""
-    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir(
@@ -379,7 +390,7 @@ class ReportOptions(JobOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StatesOptions(JobOptions):
+class StatesOptions(ServerOptions):
     """Options of an aggregation, whether it runs once or as a stream."""
 
     reducer: Annotated[
@@ -399,9 +410,6 @@ class StatesOptions(JobOptions):
         ),
     ] = False
     task_bytes: TaskBytes = TASK_BYTES
-    url: Url = ""
-    token: Token = ""
-    ca: Ca = ""
     data_dir: Annotated[
         str,
         _data_dir("Read records that are not in the lake from the files of this data directory."),
@@ -436,7 +444,7 @@ class AggregateStreamOptions(StatesOptions):
 
 
 @dataclass(frozen=True)
-class AuditOptions(JobOptions):
+class AuditOptions(ServerOptions):
     lake: Lake = ""
     topics: Topics = ()
     _: KW_ONLY
@@ -456,8 +464,6 @@ class AuditOptions(JobOptions):
             otherwise="if there is no data directory",
         ),
     ] = ""
-    token: Token = ""
-    ca: Ca = ""
 
 
 JOBS: dict[str, tuple[type[JobOptions], ...]] = {
@@ -519,11 +525,13 @@ def fields_of(*classes: type[JobOptions]) -> list[Field]:
 _SHARED = {
     "url": 1,
     "token": 2,
-    "ca": 3,
-    "data_dir": 4,
-    "storage_options": 5,
-    "catalog_options": 6,
-    "master": 7,
+    "token_file": 3,
+    "insecure_token": 4,
+    "ca": 5,
+    "data_dir": 6,
+    "storage_options": 7,
+    "catalog_options": 8,
+    "master": 9,
 }
 """Order of the options that most jobs have; all others come before."""
 

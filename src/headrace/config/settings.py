@@ -147,7 +147,9 @@ class PeerLimits:
     records_per_s: int | None = rate("Records that may be published per second.", "records")
     bytes_per_s: int | None = rate("Bytes that may be published per second.", BYTES)
     topics_per_s: int | None = rate("Topics that publishes may create per second.", "topics")
-    connections_max: int | None = rate("Maximum number of open connections.", "connections")
+    connections_max: int | None = rate(
+        "Maximum number of open connections. Connections of HTTP are counted apart.", "connections"
+    )
     subscriptions_max: int | None = rate(
         "Maximum number of subscriptions, named readers and joined channels.", "subscriptions"
     )
@@ -160,7 +162,8 @@ class PeerLimits:
 class Limits:
     connections_max: int = count(
         10_000,
-        "Maximum number of open connections. The server closes further ones at once.",
+        "Maximum number of open connections. The server closes further ones at once. Connections of HTTP "
+        "are counted apart, with the same limit; further ones get 503.",
         "connections",
     )
     records_per_s: int = no_limit(
@@ -206,8 +209,8 @@ class Limits:
     )
     admitted_max: int = count(
         32,
-        "Maximum number of new connections of Figg and WebSocket that the server accepts before other "
-        "connections have their turn.",
+        "Maximum number of new connections of a listener that the server accepts before other connections "
+        "have their turn.",
         "connections",
     )
     authentication_s: float = seconds(

@@ -21,6 +21,7 @@ from headrace.lake.files.reading import crc_of_records, read_groups
 from headrace.lake.files.writing import (
     SortedFile,
     Statistics,
+    UnsentFile,
     Values,
     WrittenFile,
     time_text,
@@ -227,7 +228,7 @@ class DedupedWriter:
 
 class _File:
     def __init__(self, storage: Storage, date: str, name: str, columns: pa.Schema) -> None:
-        self._storage, self._date = storage, date
+        self._date = date
         self._file = SortedFile(storage, f"date={date}/{name}.parquet", columns)
         self._added = _Sums()
         self._found: list[Values] = []
@@ -239,17 +240,18 @@ class _File:
         self._file.add(rows, rows["payload"].nbytes)
 
     def finish(self) -> WrittenFile:
-        path, size = self._file.finish({})
-        held = _Sums()
-        for rows in read_groups(self._storage.file(path), ("offset", "payload")):
-            held = held.and_of(rows)
-        if held != self._added:
-            raise LakeError(
-                f"{self._storage.file(path)} does not have the rows that were written to it"
-            )
+        path, size = self._file.finish({}, self._check)
         columns = list(zip(*self._found, strict=True))
         statistics = Statistics(Values(*map(min, columns)), Values(*map(max, columns)))
-        return WrittenFile(path, size, held.rows, {"date": self._date}, statistics, ())
+        rows = self._added.rows
+        return WrittenFile(path, size, rows, {"date": self._date}, statistics, ())
+
+    def _check(self, file: UnsentFile) -> None:
+        held = _Sums()
+        for rows in read_groups(file, ("offset", "payload")):
+            held = held.and_of(rows)
+        if held != self._added:
+            raise LakeError(f"{file} does not have the rows that were written to it")
 
 
 class _Sums(NamedTuple):

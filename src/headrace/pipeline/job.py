@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_type_hints
 
-from headrace.config.pipeline import JobOptions, check
+from headrace.config.pipeline import JobOptions, ServerOptions, check
 from headrace.errors import BadTopicNameError, OptionError
 from headrace.lake.format import Positions
 from headrace.lake.manifests import Manifests
@@ -20,6 +20,7 @@ from headrace.pipeline import tasks
 from headrace.pipeline.tasks import SparkRunner, TaskRunner
 from headrace.reader.planning import SourceOptions, TopicSelection
 from headrace.reader.planning import groups as groups
+from headrace.reader.view import LogLocation, parse_place
 from headrace.spark.options import parse_source
 
 EXPORT_APP = "headrace-export"
@@ -134,24 +135,34 @@ def topics_of(topics: Iterable[str], pattern: str) -> TopicSelection:
 
 def source_of(
     topics: TopicSelection,
+    server: ServerOptions,
     *,
-    url: str,
-    token: str,
-    ca: str,
     data_dir: str,
     task_bytes: int,
     batch_bytes: int | None = None,
 ) -> SourceOptions:
     """Return how the log is read: from files if there is a `data_dir`, otherwise from a server."""
-    if not url and not data_dir:
+    if not server.url and not data_dir:
         raise OptionError("say where the log is: give a server's address or a data directory")
     path = data_dir if "://" in data_dir else str(Path(data_dir).absolute())
-    server = {"url": url, "token": token} | ({"ca": ca} if ca else {})
-    place = {"path": path} if data_dir else server
+    place = {"path": path} if data_dir else {"url": server.url}
     # Tasks skip lost records. The driver then finds them missing and decides if that is an error.
     given = {"maxBytesPerPartition": str(task_bytes), "failOnDataLoss": "false"}
     found = parse_source({**place, **given, "subscribePattern": ".*"}, streaming=False)
+    if not data_dir:
+        found = found._replace(place=place_of(server))
     return found._replace(topics=topics, bytes_max=batch_bytes)
+
+
+def place_of(server: ServerOptions) -> LogLocation:
+    """Return the location of the server that a job asks."""
+    return parse_place(
+        server.url,
+        server.token,
+        server.ca,
+        token_file=str(server.token_file),
+        insecure_token=server.insecure_token,
+    )
 
 
 def list_lake(storage: Storage) -> tuple[dict[str, int], Positions]:

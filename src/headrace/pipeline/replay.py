@@ -38,11 +38,11 @@ from headrace.model import (
     is_reserved,
     legacy_name,
 )
-from headrace.pipeline.job import JobArguments, Points, job, part_of
+from headrace.pipeline.job import JobArguments, Points, job, part_of, place_of
 from headrace.pipeline.tasks import JobError, TaskRunner
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.upload import EncodedBlock, decide, encode_batch, upload
-from headrace.reader.view import LogLocation, parse_place
+from headrace.reader.view import LogLocation
 
 CUT_BYTES = 64 << 20
 _CUT_S = 1.0
@@ -142,7 +142,7 @@ def replay(given: ReplayArguments) -> ReplaySummary:
         until_ms=_ms(given.until),
     )
     _check(wanted)
-    place = parse_place(given.url, given.token, given.ca)
+    place = place_of(given)
     storage = storage_of(given.lake, given.storage_options, given.catalog_options)
     table = open_table(storage)
     with closing(given.task_runner("replay")) as runner, closing(HttpClient(place)) as http:

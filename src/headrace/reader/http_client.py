@@ -9,8 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+from headrace.errors import OptionError
 from headrace.reader.view import LogLocation, SourceError
 from headrace.tls import failure
+from headrace.tokens import exposure_of
 
 TIMEOUT_S = 60.0
 """Longest silence of a server in the middle of an answer, in seconds."""
@@ -43,9 +45,8 @@ class HttpClient:
 
     def __init__(self, place: LogLocation, *, retry_s: float = RETRY_S) -> None:
         self._urls = list(place.urls)
-        self._tls = place.tls
         self._context: ssl.SSLContext | None = None
-        self._headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+        self._place = place
         self._retry_s = retry_s
         self._connection: http.client.HTTPConnection | None = None
         self._connected = False
@@ -55,8 +56,9 @@ class HttpClient:
         """Send a request and return the decoded answer. The body is bytes, or an object to send as JSON."""
         if body is not None and not isinstance(body, bytes):
             body = json.dumps(body).encode()
+        answer = self.send(method, path, query, body)
         try:
-            return json.loads(self.send(method, path, query, body))
+            return json.loads(answer)
         except ValueError:
             raise ServerError(self._not_ours()) from None
 
@@ -98,9 +100,12 @@ class HttpClient:
             self._connection = None
 
     def _ask(self, method: str, target: str, body: bytes | None, kind: str) -> bytes:
+        headers = {"Content-Type": kind} if kind else {}
+        # The file of a token is read for each request: the server refuses the old token on open connections.
+        if token := self._place.find_token():
+            headers["Authorization"] = f"Bearer {token}"
         self._connect()
         assert self._connection is not None
-        headers = self._headers | ({"Content-Type": kind} if kind else {})
         # If the server answers and closes before it has read the whole request, its answer still counts.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._connection.request(method, target, body, headers)
@@ -126,11 +131,17 @@ class HttpClient:
         made = http.client.HTTPConnection(host, url.port, timeout=TIMEOUT_S)
         if url.scheme == "https":
             if self._context is None:
-                self._context = self._tls.context()
+                self._context = self._place.tls.context()
             made = http.client.HTTPSConnection(
                 host, url.port, timeout=TIMEOUT_S, context=self._context
             )
         made.connect()
+        # The address of the connection counts: a name may stand for any machine.
+        place = self._place
+        is_checked = place.has_token and url.scheme == "http" and not place.insecure_token
+        if is_checked and (reason := exposure_of(made.sock.getpeername())):
+            made.close()
+            raise OptionError(f"{address}: {reason}")
         return made
 
     def _next(self) -> None:

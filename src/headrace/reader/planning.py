@@ -267,13 +267,15 @@ def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, i
         name, size = waiting.pop()
         left -= size
         yield name, size
-    # The largest backlogs come first. A topic that gets nothing now grows until it is among the largest.
-    cut = waiting[:CUT_TOPICS_MAX][: max(1, left)]
-    for number, (name, size) in enumerate(cut):
-        share = min(size, left // (len(cut) - number))
-        if share:
-            yield name, share
-            left -= share
+    # The largest backlogs come first. A topic that gets nothing now grows until it is among the largest. If
+    # one topic of a group is cut, so are all larger ones of the group, and nothing is left for another.
+    while waiting and left:
+        group, waiting = waiting[:CUT_TOPICS_MAX], waiting[CUT_TOPICS_MAX:]
+        for others, (name, size) in reversed(list(enumerate(group))):
+            share = min(size, left // (others + 1))
+            if share:
+                yield name, share
+                left -= share
 
 
 def ranges_between(start: Positions, end: Positions) -> list[LogRange]:

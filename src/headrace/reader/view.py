@@ -6,7 +6,7 @@ Both give the same rows. Nothing here knows Spark.
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from headrace.errors import HeadraceError, OptionError
 from headrace.model import Position, Span
 from headrace.tls import TlsFiles
+from headrace.tokens import token_in
 
 T = TypeVar("T")
 
@@ -27,14 +28,32 @@ class LogLocation(NamedTuple):
     path: str = ""
     urls: tuple[str, ...] = ()
     token: str = ""
+    token_file: str = ""
+    """File with the token, in place of `token`."""
     tls: TlsFiles = TlsFiles()
     """Files for TLS with servers whose address begins with `https`."""
+    insecure_token: bool = False
+    """True: send the token also where others can read it."""
+
+    @property
+    def has_token(self) -> bool:
+        return bool(self.token or self.token_file)
+
+    def find_token(self) -> str:
+        """Return the token to show now, or an empty string. Raises `OptionError` for a file without one."""
+        return token_in(self.token_file) if self.token_file else self.token
 
     def __repr__(self) -> str:
         return f"LogLocation(path={self.path!r}, urls={self.urls!r})"  # never show the token
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the token instead of the name of its file: the machine of a task may not have the file."""
+        return LogLocation, tuple(self._replace(token=self.find_token(), token_file=""))
 
-def parse_place(url: str, token: str, ca: str = "") -> LogLocation:
+
+def parse_place(
+    url: str, token: str, ca: str = "", *, token_file: str = "", insecure_token: bool = False
+) -> LogLocation:
     """Parse the address of one server, or of several separated by commas.
 
     `ca` is a file on every machine that asks the server. The environment names files that are not given.
@@ -52,7 +71,11 @@ def parse_place(url: str, token: str, ca: str = "") -> LogLocation:
     if ca and not is_encrypted:
         raise OptionError("ca is for servers with TLS: write https:// in front of the address")
     tls = TlsFiles(ca).or_environment() if is_encrypted else TlsFiles()
-    return LogLocation(urls=urls, token=token, tls=tls)
+    if token and token_file:
+        raise OptionError("token and token_file exclude each other: give one of them")
+    return LogLocation(
+        urls=urls, token=token, token_file=token_file, tls=tls, insecure_token=insecure_token
+    )
 
 
 def without_secret(url: str) -> str:

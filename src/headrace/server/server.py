@@ -51,6 +51,7 @@ from headrace.server.clock import SteadyClock, is_synchronised
 from headrace.server.diagnostics import Health
 from headrace.server.handshake import Door, Handshake, Route
 from headrace.server.http.api import ServerFacts, make_app
+from headrace.server.http.connections import HttpConnections
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
 from headrace.server.http.streams.streams import Streams
@@ -289,8 +290,10 @@ class Server:
             self._tracing,
             streams,
         )
-        shared = self._http_shared = HttpShared(
-            connections_max=config.limits.connections_max,
+        shared = HttpShared(
+            connections=HttpConnections(
+                connections.http, lambda: connections.limits.admitted_max, connections.refused
+            ),
             body_bytes_max=STAGED_FILE_BYTES_MAX,
             memory=requests,
             refused=connections.request_refused,
@@ -461,7 +464,6 @@ class Server:
         self._access.reload(config)
         self._door.origins = config.listen.origins
         self._connections.configure(config.limits)
-        self._http_shared.connections_max = config.limits.connections_max
         self._requests.bytes_max = config.limits.requests_bytes_max
         self._store.reload(config)
         self._retention.reload(config)

@@ -41,6 +41,7 @@ _SOURCE = {
     "url": "http://host:port of a running server's --http listener, or several with commas",
     "token": "an access token of that server",
     "ca": "a file, on every machine, with the authority of an https server's certificate",
+    "insecureToken": "true to send the token also without TLS to another machine",
     "subscribe": "topics, with commas or as a JSON list",
     "subscribePattern": "a regular expression that whole names match",
     "startingOffsets": "earliest, latest, or JSON with an offset per topic",
@@ -61,6 +62,7 @@ _SINK = {
     "url": _SOURCE["url"],
     "token": _SOURCE["token"],
     "ca": _SOURCE["ca"],
+    "insecureToken": _SOURCE["insecureToken"],
     "topic": "the topic of rows without a column `topic`",
     "producer": "who writes, so that a repeated batch is recognised",
     "batchId": "the number of a batch write of that producer",
@@ -166,14 +168,19 @@ def _place(given: Mapping[str, str], *, path_allowed: bool) -> LogLocation:
         raise OptionError("say where the log is: give one of path and url")
     if not path_allowed and not url:
         raise OptionError("say where to write: url is missing")
-    for key in ("token", "ca"):
-        if path and key in given:
+    for key in ("token", "ca", "insecureToken"):
+        if path and key.lower() in given:
             raise OptionError(f"{key} goes with url: files ask for none")
     if re.match(r"(?!file:)\w+://", path):
         raise OptionError(f"path is a directory: give {without_secret(path)!r} as the option url")
     if path:
         return LogLocation(path=path.removeprefix("file://"))
-    return parse_place(url, given.get("token", ""), given.get("ca", ""))
+    return parse_place(
+        url,
+        given.get("token", ""),
+        given.get("ca", ""),
+        insecure_token=_flag(given, "insecureToken", default=False),
+    )
 
 
 def _topics(given: Mapping[str, str]) -> TopicSelection:
@@ -282,8 +289,8 @@ def _is_number(text: str) -> bool:
     return text.isascii() and text.isdigit() and len(text) <= len(str(_NUMBER_MAX))
 
 
-def _flag(given: Mapping[str, str], key: str) -> bool:
-    text = given.get(key.lower(), "true").strip().lower()
+def _flag(given: Mapping[str, str], key: str, *, default: bool = True) -> bool:
+    text = given.get(key.lower(), str(default)).strip().lower()
     if text not in ("true", "false"):
         raise OptionError(f"{key} must be true or false, not {text!r}")
     return text == "true"

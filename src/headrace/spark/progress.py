@@ -29,7 +29,7 @@ from headrace.errors import HeadraceError
 from headrace.model import Position, present_name
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import Positions, SourceOptions
-from headrace.reader.view import SourceError, parse_place
+from headrace.reader.view import LogLocation, SourceError, parse_place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -201,12 +201,15 @@ _RETRY_S = 2.0
 """Short, because the next batch is another attempt and other listeners have to wait."""
 
 
-def track(spark: "SparkSession", url: str, token: str = "", ca: str = "") -> StreamingQueryListener:
+def track(
+    spark: "SparkSession", url: str, token: str = "", ca: str = "", *, insecure_token: bool = False
+) -> StreamingQueryListener:
     """From now on, store the progress of every query with a `groupId` on the server at `url`.
 
     The cursor of group NAME is called `group:NAME`. Return the listener, for `spark.streams.removeListener`.
+    With `insecure_token`, the token is also sent without TLS to another machine.
     """
-    listener = _Tracker(url, token, ca)
+    listener = _Tracker(parse_place(url, token, ca, insecure_token=insecure_token))
     spark.streams.addListener(listener)
     atexit.register(_wait_for_listeners, spark)
     return listener
@@ -222,8 +225,8 @@ def _wait_for_listeners(spark: "SparkSession") -> None:
 
 
 class _Tracker(StreamingQueryListener):
-    def __init__(self, url: str, token: str, ca: str) -> None:
-        self._place = parse_place(url, token, ca)
+    def __init__(self, place: LogLocation) -> None:
+        self._place = place
         self._sent: dict[str, object] = {}
 
     def onQueryStarted(self, event: Any) -> None: ...

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
+from headrace.lake.files.reading import check_file
 from headrace.lake.format import LakeError
 from headrace.lake.storage import objects
 from headrace.lake.storage.options import _read_profile as read_profile
@@ -25,6 +26,7 @@ from tests.fakes.s3_server import (
     S3Server,
     forget_credentials,
 )
+from tests.lake.rows import rows, write
 
 IMPATIENT = {"max_retries": "2"}
 SLOW_DOWN = Answer(503, "SlowDown")
@@ -145,6 +147,12 @@ def test_a_large_file_is_sent_in_parts_and_read_back(storage, s3_proxy, small_pa
     assert sorted(requests(s3_proxy)) == ["GET", "POST", "POST", "PUT", "PUT", "PUT"]
     assert requests(s3_proxy)[-1] == "GET"
     assert storage.read("file") == content
+
+
+def test_a_lake_file_is_fetched_once_to_compare_it(storage, s3_proxy):
+    (file,) = write(storage, rows("a", [b"x" * 600]))
+    assert requests(s3_proxy) == ["PUT", "GET"]
+    check_file(storage.file(file.path), file.ranges)
 
 
 @pytest.mark.parametrize("lost", ["PUT .*partNumber=2", "POST .*uploads", "POST .*uploadId"])

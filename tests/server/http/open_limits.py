@@ -4,7 +4,8 @@ from collections.abc import Collection
 from types import SimpleNamespace
 from typing import Any
 
-from headrace.config.settings import Limits
+from headrace.config.settings import Limits, PeerLimits
+from headrace.server.http.connections import HttpConnections
 from headrace.server.http.limits import HttpLimits
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.tally import PeerRules, Tally
@@ -20,3 +21,15 @@ def open_limits(waiting_max: int = 1000) -> HttpLimits:
         throttle=SimpleNamespace(is_active=False), waiting=tally, why_not_created=why_not_created
     )
     return HttpLimits(connections)
+
+
+def open_connections(
+    connections_max: int = 100,
+    peers: tuple[PeerLimits, ...] = (),
+    turned_away: list[str] | None = None,
+) -> HttpConnections:
+    """Return counts of connections, which note the reasons of those that are turned away."""
+    noted = [] if turned_away is None else turned_away
+    rules = PeerRules(Limits(peer=peers))
+    tally = Tally("connections_max", lambda: rules, lambda: connections_max, Metrics())
+    return HttpConnections(tally, lambda: 32, lambda peer, why: noted.append(why))

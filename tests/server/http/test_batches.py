@@ -18,7 +18,7 @@ from headrace.server.metrics.metrics import Metrics
 from headrace.testing import ServerProcess, wait_until
 from tests.fakes.store import StepStore, block
 from tests.server.http.open_gate import gated
-from tests.server.http.open_limits import open_limits
+from tests.server.http.open_limits import open_connections, open_limits
 from tests.system.support import metrics
 
 SETTINGS = ("limits.staged_bytes_max=8000000",)
@@ -284,7 +284,9 @@ async def test_a_body_that_dawdles_is_refused(tmp_path, monkeypatch):
         api_batches.BatchesApi(store.store, Metrics(), open_limits()).routes(),
         exception_handlers=api.EXCEPTION_HANDLERS,
     )
-    shared = HttpShared(10, 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None)
+    shared = HttpShared(
+        open_connections(), 1 << 20, RequestMemory(1 << 20), refused=lambda peer, why: None
+    )
     listener = HttpListener(app, shared, sock)
     await listener.start()
     try:

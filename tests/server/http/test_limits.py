@@ -315,16 +315,3 @@ async def test_a_request_that_does_not_arrive_whole_is_given_up(
     assert (await peer.answer()).status == 408
     assert await peer.ended()
     peer.close()
-
-
-async def test_connections_beyond_the_bound_are_closed_at_once(impatient: Listener) -> None:
-    kept = [await impatient.connect() for _ in range(CONNECTIONS_MAX)]
-    for peer in kept:
-        await answered(peer)
-    late = await impatient.connect()
-    assert await late.ended()
-    late.close()
-    kept.pop().close()
-    for peer in kept:
-        await answered(peer)
-        peer.close()

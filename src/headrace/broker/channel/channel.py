@@ -73,6 +73,8 @@ class Joined(NamedTuple):
     snapshot: StoredSnapshot | None
     lease_ms: int = 0
     """Lease of the membership if the processor chose one; otherwise 0."""
+    was_member: bool = False
+    """True if the processor was a member before."""
 
 
 class Accepted(NamedTuple):

@@ -172,7 +172,8 @@ class Membership(Part):
     ) -> None:
         channel, subscriber = asked.channel, asked.subscriber
         topic = channel.topic
-        is_behind = member.is_member and member.confirmed[0] < topic.start_offset
+        was_member = member.is_member
+        is_behind = was_member and member.confirmed[0] < topic.start_offset
         is_told = member.standing is not Standing.MEMBER or is_behind
         if origin is not None:
             at = origin
@@ -215,6 +216,7 @@ class Membership(Part):
             missed,
             snapshot,
             self._hub.leases.lease_ms(channel, member) if member.lease_ms else 0,
+            was_member,
         )
 
         def done() -> None:

@@ -19,9 +19,10 @@ from headrace.cli.common.server import HttpApi, request
 from headrace.config.load import SETTINGS, Loaded, load, nearest
 from headrace.config.settings import Config, Listen
 from headrace.config.values import SECONDS, Quantity, parse_seconds
-from headrace.errors import HeadraceError
+from headrace.errors import HeadraceError, OptionError
 from headrace.printing import quoted
 from headrace.tls import DEFAULT_FILES, TlsFiles
+from headrace.tokens import token_in
 
 
 def option(usage: str, text: str, **more: Any) -> Any:
@@ -92,11 +93,9 @@ class TokenFlags(NamedTuple):
 
 def _token_in(file: str) -> str:
     try:
-        return Path(file).read_text("utf-8").strip()
-    except OSError as error:
-        raise UsageError(f"--token-file: cannot read {file}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"--token-file: {file} is not a text") from None
+        return token_in(file, "--token-file")
+    except OptionError as error:
+        raise UsageError(str(error)) from None
 
 
 NO_TOKEN_FLAGS = TokenFlags()

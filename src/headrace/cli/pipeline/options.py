@@ -67,21 +67,32 @@ class Given:
             found["pattern"] = self.values["pattern"] or ""
         return found
 
-    def server(self, data_dir: str | bool | None = None) -> dict[str, str]:
+    def server(self, data_dir: str | bool | None = None) -> dict[str, Any]:
         """Return how the server is reached: by option, environment, file or default.
 
         All values are empty if only `data_dir` is given.
         """
         http = self.values["url"]
         if data_dir and not http:
-            return {"url": "", "token": "", "ca": ""}
+            return {"url": "", "token": "", "token_file": "", "insecure_token": False, "ca": ""}
         if not http and not os.environ.get("HEADRACE_HTTP") and self.config_file:
             listen = load({}, os.environ, self.config_file).config.listen
             at = listen.http
             at = at._replace(host="127.0.0.1") if at.host in _EVERYWHERE else at
             http = f"https://{at}" if listen.tls.covers("http") else str(at)
-        api = options.http_api(http, options.TokenFlags(self.values["token"]))
-        return {"url": api.base, "token": api.token or "", "ca": self.values["ca"] or ""}
+        values = self.values
+        token = options.TokenFlags(
+            values["token"], values["token_file"], bool(values["insecure_token"])
+        )
+        api = options.http_api(http, token)
+        return {
+            "url": api.base,
+            # The job reads the file again for each request.
+            "token": "" if token.token_file else api.token or "",
+            "token_file": token.token_file or "",
+            "insecure_token": token.insecure_token,
+            "ca": values["ca"] or "",
+        }
 
 
 def command(

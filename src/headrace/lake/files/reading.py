@@ -1,8 +1,8 @@
 """Reading of a lake's files without Spark: verify a file's content, and read one topic in order."""
 
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from typing import NamedTuple, Protocol
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import BinaryIO, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +38,12 @@ class FilesOf(Protocol):
     def files_of(self, topic: str, offset: int) -> list[str]: ...
 
 
+class Source(Protocol):
+    """A file to read, which errors name: a `LakeFile`, or one that its writer has not sent yet."""
+
+    def open(self) -> AbstractContextManager[pa.NativeFile | BinaryIO]: ...
+
+
 class Checked(NamedTuple):
     """Rows of a file that match the file's ranges."""
 
@@ -47,14 +53,14 @@ class Checked(NamedTuple):
     """The same records in the log's format."""
 
 
-def check_file(source: LakeFile, ranges: Sequence[RecordRange]) -> None:
+def check_file(source: Source, ranges: Sequence[RecordRange]) -> None:
     """Raise `LakeError` unless a file's rows are exactly these ranges, byte for byte as in the log."""
     for _ in read_checked(source, ranges):
         pass
 
 
 def read_checked(
-    source: LakeFile, ranges: Sequence[RecordRange], columns: Sequence[str] = _COLUMNS
+    source: Source, ranges: Sequence[RecordRange], columns: Sequence[str] = _COLUMNS
 ) -> Generator[Checked, None, None]:
     """Yield the rows of a file, which must be exactly these ranges.
 
@@ -87,7 +93,7 @@ def are_names_old(source: LakeFile) -> bool:
 
 
 def ranges_of(
-    source: LakeFile, footer: pq.FileMetaData, *, as_stored: bool = False
+    source: Source, footer: pq.FileMetaData, *, as_stored: bool = False
 ) -> list[RecordRange]:
     """Return the ranges that the footer of a file names; raise LakeError if it names none."""
     text = (footer.metadata or {}).get(RANGES_KEY.encode())
@@ -99,7 +105,7 @@ def ranges_of(
         return decode_ranges(text) if as_stored else ranges_in(footer)
 
 
-def read_groups(source: LakeFile, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_groups(source: Source, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     """Yield all rows of a file, one row group at a time."""
     with _open(source) as file:
         yield from _row_groups(source, file, columns, range(file.metadata.num_row_groups))
@@ -167,7 +173,7 @@ def _between(firsts: _Places, lasts: _Places, begin: int, stop: int) -> tuple[_P
 class _Check:
     """Comparison of a file's rows with the ranges that they should be, one row group at a time."""
 
-    def __init__(self, source: LakeFile, ranges: Sequence[RecordRange]) -> None:
+    def __init__(self, source: Source, ranges: Sequence[RecordRange]) -> None:
         self._source, self._ranges = source, ranges
         counts = np.array([one.rows for one in ranges], np.int64)
         self._lasts = np.cumsum(counts)
@@ -300,7 +306,7 @@ def _may_have(file: pq.ParquetFile, number: int, offset: int, end: int | None) -
 
 
 def _row_groups(
-    source: LakeFile, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
+    source: Source, file: pq.ParquetFile, columns: Collection[str], numbers: Sequence[int]
 ) -> Iterator[pa.RecordBatch]:
     """Yield each row group as one batch. The writer limits its size."""
     names = [name for name in columns if name in file.schema_arrow.names]
@@ -311,7 +317,7 @@ def _row_groups(
 
 
 @contextmanager
-def _open(source: LakeFile) -> Iterator[pq.ParquetFile]:
+def _open(source: Source) -> Iterator[pq.ParquetFile]:
     with ExitStack() as stack:
         with _sentences(source):
             content = stack.enter_context(source.open())
@@ -320,7 +326,7 @@ def _open(source: LakeFile) -> Iterator[pq.ParquetFile]:
 
 
 @contextmanager
-def _sentences(source: LakeFile) -> Iterator[None]:
+def _sentences(source: Source) -> Iterator[None]:
     """Translate any error from reading a damaged file into one sentence."""
     try:
         yield

@@ -6,8 +6,8 @@ The caller passes records in the order of topic and offset, so each file is sort
 import datetime
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -27,7 +27,7 @@ from headrace.lake.format import (
     encode_ranges,
     writing,
 )
-from headrace.lake.storage.storage import Storage
+from headrace.lake.storage.storage import LakeFile, Storage
 from headrace.model import RECORD_HEADER_BYTES
 
 _READ_BYTES = 1 << 20
@@ -198,7 +198,7 @@ class _File:
         columns: pa.Schema,
         footer: Mapping[str, str],
     ) -> None:
-        self._storage, self._partition, self._footer = storage, partition, footer
+        self._partition, self._footer = partition, footer
         self._file = SortedFile(storage, path, columns)
         self._ranges: list[RecordRange] = []
         self._least: Values | None = None
@@ -214,8 +214,8 @@ class _File:
         self._file.add(rows, sum(len(one.data) for one in pieces))
 
     def finish(self) -> WrittenFile:
-        made = self._file.finish({RANGES_KEY: encode_ranges(self._ranges), **self._footer})
-        check_file(self._storage.file(made.path), self._ranges)
+        footer = {RANGES_KEY: encode_ranges(self._ranges), **self._footer}
+        made = self._file.finish(footer, lambda file: check_file(file, self._ranges))
         assert self._least is not None and self._most is not None
         return WrittenFile(
             path=made.path,
@@ -320,6 +320,21 @@ class MadeFile(NamedTuple):
     bytes: int
 
 
+class UnsentFile(NamedTuple):
+    """A complete file that is not in its storage yet, for reading."""
+
+    place: LakeFile
+    content: BinaryIO
+
+    @contextmanager
+    def open(self) -> Iterator[BinaryIO]:
+        self.content.seek(0)
+        yield self.content
+
+    def __str__(self) -> str:
+        return str(self.place)
+
+
 class SortedFile:
     def __init__(self, storage: Storage, path: str, schema: pa.Schema) -> None:
         self._place, self._schema = storage.file(path), schema
@@ -357,12 +372,18 @@ class SortedFile:
         if self._gathered_rows >= ROW_GROUP_ROWS or self._gathered_bytes >= ROW_GROUP_BYTES:
             self._write_group()
 
-    def finish(self, footer: Mapping[str, str]) -> MadeFile:
-        """Complete the file and make it durable."""
+    def finish(self, footer: Mapping[str, str], check: Callable[[UnsentFile], object]) -> MadeFile:
+        """Complete the file and make it durable, unless `check` raises an error.
+
+        The check reads the file before it is sent. A store then only has to prove that it has the same bytes,
+        which `keep` asks of it, so nothing is fetched twice.
+        """
         self._write_group()
         self._writer.add_key_value_metadata(dict(footer))
         with writing(self._place):
             self._writer.close()
+        check(UnsentFile(self._place, self._file.content))
+        with writing(self._place):
             self._file.content.seek(0)
             # The name allows a check of every byte, including the footer, even after the file was copied.
             path = named_after(self._place.path, crc_of_file(self._file.content))

@@ -30,6 +30,7 @@ from headrace.pipeline.job import (
     job,
     list_lake,
     part_of,
+    place_of,
     source_of,
     topics_of,
 )
@@ -42,7 +43,7 @@ from headrace.reader.planning import (
     parts_of,
     ranges_between,
 )
-from headrace.reader.view import LogLocation, open_log, parse_place
+from headrace.reader.view import LogLocation, open_log
 
 APP = "headrace-aggregate"
 """Application ID in the table's commits, which number the runs."""
@@ -104,9 +105,7 @@ def lake_of(given: AggregateArguments | AggregateStreamArguments) -> Storage:
 def log_of(given: AggregateArguments | AggregateStreamArguments) -> SourceOptions:
     return source_of(
         topics_of(given.topics, given.pattern),
-        url=given.url,
-        token=given.token,
-        ca=given.ca,
+        given,
         data_dir=given.data_dir,
         task_bytes=given.task_bytes,
     )
@@ -138,7 +137,7 @@ class Aggregation:
         load_reducer(given.reducer, os.getcwd())
         if given.publish and not given.url:
             raise OptionError("say where states are published: give a server's address")
-        self._told = parse_place(given.url, given.token, given.ca) if given.publish else None
+        self._told = place_of(given) if given.publish else None
         self._given, self.lake, self.source = given, lake, source
         self.topics = topics_of(given.topics, given.pattern)
         self.into = storage_of(given.into, given.storage_options)

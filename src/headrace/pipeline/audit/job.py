@@ -54,9 +54,9 @@ from headrace.pipeline.audit.plan import (
     overlaps,
     without,
 )
-from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of
+from headrace.pipeline.job import EXPORT_APP, JobArguments, job, part_of, place_of
 from headrace.pipeline.tasks import TaskRunner
-from headrace.reader.view import LogLocation, parse_place
+from headrace.reader.view import LogLocation
 
 _AGAIN_S = 1.0
 """Delay before the lake is listed again; by then, a running job has linked its file to the visible name."""
@@ -77,11 +77,7 @@ def audit(given: AuditArguments) -> AuditReport:
         raise OptionError("the log is in a data directory or behind an address: give one of them")
     if not given.data_dir and not given.url and not given.lake:
         raise OptionError("say what to audit: give a data directory, a server's address, or a lake")
-    place = (
-        parse_place(given.url, given.token, given.ca)
-        if given.url
-        else LogLocation(str(given.data_dir))
-    )
+    place = place_of(given) if given.url else LogLocation(str(given.data_dir))
     with closing(given.task_runner("audit")) as runner:
         return _Audit(given, wanted, place, runner).run()
 

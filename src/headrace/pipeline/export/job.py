@@ -30,6 +30,7 @@ from headrace.pipeline.job import (
     JobArguments,
     job,
     part_of,
+    place_of,
     source_of,
     topics_of,
 )
@@ -37,7 +38,7 @@ from headrace.pipeline.tasks import JobError, ServerAwayError, TaskRunner
 from headrace.printing import quoted
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.planning import SourceOptions, TopicSelection, find_topics
-from headrace.reader.view import LogLocation, LogView, TopicState, open_log, parse_place
+from headrace.reader.view import LogLocation, LogView, TopicState, open_log
 
 logger = logging.getLogger(__name__)
 
@@ -79,15 +80,13 @@ def export(given: ExportArguments) -> ExportSummary:
     wanted = topics_of(given.topics, given.pattern)
     source = source_of(
         wanted,
-        url=given.url,
-        token=given.token,
-        ca=given.ca,
+        given,
         data_dir=given.data_dir,
         task_bytes=given.part_bytes,
         batch_bytes=given.batch_bytes,
     )._replace(verify=not given.skip_lost)
     shape = shape_of(given.decode, given.schema, by_topic=bool(given.by_topic))
-    told = parse_place(given.url, given.token, given.ca) if given.url else None
+    told = place_of(given) if given.url else None
     storage = storage_of(given.lake, given.storage_options, given.catalog_options)
     find = partial(find_table, storage, given.format, shape, any_partition=given.by_topic is None)
     table = find()

@@ -26,7 +26,15 @@ from headrace.errors import OptionError
 from headrace.lake.format import Positions, ranges_in
 from headrace.lake.storage.storage import LakeFile, Storage, storage_of
 from headrace.model import LAKE_START_READER, RECORD_HEADER_BYTES
-from headrace.pipeline.job import JobArguments, job, list_lake, share_of, source_of, topics_of
+from headrace.pipeline.job import (
+    JobArguments,
+    job,
+    list_lake,
+    place_of,
+    share_of,
+    source_of,
+    topics_of,
+)
 from headrace.pipeline.report import data as report_data
 from headrace.pipeline.report.data import (
     ChannelMember,
@@ -58,7 +66,6 @@ from headrace.reader.view import (
     LogView,
     despite_loss,
     open_log,
-    parse_place,
 )
 
 _TASK_BYTES = 256 << 20
@@ -106,9 +113,7 @@ def report(given: ReportArguments) -> ReportSummary:
     """
     source = source_of(
         topics_of(given.topics, given.pattern),
-        url=given.url,
-        token=given.token,
-        ca=given.ca,
+        given,
         data_dir=given.data_dir,
         task_bytes=_TASK_BYTES,
     )
@@ -121,11 +126,7 @@ def report(given: ReportArguments) -> ReportSummary:
     paths = [out, json] if given.json else [out]
     with _new_files(paths) as files:
         works, total = _works(source, lake)
-        server = (
-            ask_server(parse_place(given.url, given.token, given.ca), source.topics)
-            if given.url
-            else None
-        )
+        server = ask_server(place_of(given), source.topics) if given.url else None
         with closing(given.task_runner("report")) as runner:
             first = share_of(given.progress, total, 0, 0.5)
             seen = report_data.overview(runner.run(works, look_at, first))

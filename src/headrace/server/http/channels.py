@@ -88,7 +88,8 @@ class ChannelsApi:
                 processor, None, Receive.POLL, done, refuse, origin=origin, lease_ms=lease_ms
             ),
         )
-        return _json(joined_fields(name, joined, binary=False))
+        fields = joined_fields(name, joined, binary=False)
+        return _json(fields | {"was_member": joined.was_member})
 
     async def leave(self, request: Request) -> Response:
         name, processor = self._asked(request)

@@ -19,6 +19,7 @@ from headrace.access.principals import Kind, Principal
 from headrace.errors import ChannelError
 from headrace.server.access import MISDIRECTED, Access, Refused, asked_for, bearer
 from headrace.server.audit import Actor, Audit
+from headrace.server.http.connections import RETRY_S, CountedConnection, turned_away
 from headrace.server.http.streams.cors import KNOWN_ORIGIN
 
 CHANNELS = "/v1/channel"
@@ -40,6 +41,12 @@ OPEN_PATHS = frozenset({"/healthz", "/readyz", "/openapi.json"})
 
 CERTIFICATE: Final = "headrace.certificate"
 """Key of the peer's certificate in the ASGI scope of a request; its value is None without one."""
+
+COUNTED: Final = "headrace.connection"
+"""Key of the `CountedConnection` in the ASGI scope of a request."""
+
+CUT_SHORT: Final = "headrace.cut_short"
+"""Key of the function that ends the connection of a request whose answer will never be complete."""
 
 _RIGHTS = "headrace.rights"
 """Key of the `Rights` in the ASGI scope of a request."""
@@ -122,10 +129,13 @@ class AccessGate:
         if refusal is None:
             found = self._principal(scope, headers)
             if isinstance(found, Principal):
-                await self._run(scope, receive, send, Rights(self._access, found, self._audit))
-                return
-            await asyncio.sleep(found.delay_s)
-            refusal = refused(scope, 401, found.reason)
+                refusal = _over_limit(scope, found)
+                if refusal is None:
+                    await self._run(scope, receive, send, Rights(self._access, found, self._audit))
+                    return
+            else:
+                await asyncio.sleep(found.delay_s)
+                refusal = refused(scope, 401, found.reason)
         await refusal(scope, receive, send)
 
     def _refusal(self, scope: Scope, headers: Headers) -> JSONResponse | None:
@@ -193,8 +203,22 @@ class AccessGate:
             return
         task.uncancel()
         if is_started:
-            return  # an answer that is cut short ends its connection
+            if CUT_SHORT in scope:
+                scope[CUT_SHORT]()
+            return
         await refused(scope, 401, ended)(scope, receive, send)
+
+
+def _over_limit(scope: Scope, principal: Principal) -> JSONResponse | None:
+    """Count the connection of a request under its principal. Return the answer if there are too many."""
+    counted: CountedConnection | None = scope.get(COUNTED)
+    if counted is None or scope["path"] in OPEN_PATHS:
+        return None
+    if why := counted.identify(principal):
+        answer = refused(scope, 503, turned_away(why))
+        answer.headers.update({"Retry-After": str(RETRY_S), "Connection": "close"})
+        return answer
+    return None
 
 
 def _is_from_page(headers: Headers) -> bool:

@@ -20,9 +20,15 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from headrace.server.http.gate import CERTIFICATE
+from headrace.server.http.connections import (
+    RETRY_S,
+    CountedConnection,
+    HttpConnections,
+    turned_away,
+)
+from headrace.server.http.gate import CERTIFICATE, COUNTED, CUT_SHORT, OPEN_PATHS
 from headrace.server.http.requests import (
     HEADER_OVERHEAD_BYTES,
     HELD,
@@ -32,6 +38,7 @@ from headrace.server.http.requests import (
     RequestRefusedError,
 )
 from headrace.server.listeners import http_answer
+from headrace.server.peers.admission import Admission
 from headrace.server.peers.hangup import DISCARDED_BYTES_MAX, hang_up, peer_name
 from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificate
 
@@ -48,7 +55,7 @@ _COUNTED = frozenset({HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.REQUEST_ENTITY_TOO_
 class HttpShared:
     """State that the connections of the HTTP listener share."""
 
-    connections_max: int
+    connections: HttpConnections
     body_bytes_max: int
     """Longest body that any endpoint accepts."""
     memory: RequestMemory
@@ -72,9 +79,17 @@ def _closing_early(app: ASGIApp, refused: Callable[[str, str], None]) -> ASGIApp
                     message = {**message, "headers": headers}
             await send(message)
 
-        await app(scope, receive, send_and_close)
+        try:
+            await app(scope, receive, send_and_close)
+        except asyncio.CancelledError:
+            # The server stops, and waits no longer for this answer or for its peer to read it.
+            scope[CUT_SHORT](at_once=True)
 
     return run
+
+
+class _TurnedAwayError(RequestRefusedError):
+    """A request on a connection that is above a limit of connections."""
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -99,13 +114,15 @@ class BoundedProtocol(HttpToolsProtocol):
         self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
-        if len(self.connections) > self._shared.connections_max:
+        self._counted = CountedConnection(self._shared.connections, self._peer)
+        if self._counted.has_no_room:
             transport.abort()
         else:
             self._expect_request()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._counted.end()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -135,6 +152,7 @@ class BoundedProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._request = self.scope[HELD] = HeldRequest(self._shared.memory)  # type: ignore[typeddict-unknown-key]
         self.scope[CERTIFICATE] = self._certificate  # type: ignore[typeddict-unknown-key]
+        self.scope[COUNTED] = self._counted  # type: ignore[typeddict-unknown-key]
         self._meter.begin()
         self._expect_request()
 
@@ -157,7 +175,13 @@ class BoundedProtocol(HttpToolsProtocol):
         length = next((value for name, value in self.headers if name == b"content-length"), b"0")
         if int(length) > bytes_max:
             raise RequestRefusedError(413, f"a body may have {bytes_max} bytes")
+        why = self._counted.why_refused
+        if why and self.url.partition(b"?")[0].decode("latin-1") not in OPEN_PATHS:
+            raise _TurnedAwayError(503, turned_away(why))
         super().on_headers_complete()
+        if why:
+            self.cycle.keep_alive = False
+        self.scope[CUT_SHORT] = partial(self._cut_short, self.cycle)  # type: ignore[typeddict-unknown-key]
         self._meter.head_is_complete()
         self._unanswered.append(self._request)
 
@@ -190,7 +214,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def _refuse(self, refusal: RequestRefusedError) -> None:
         """Refuse a request. The answer follows those to all earlier requests of this connection."""
         self._refusal = refusal
-        self._shared.refused(self._peer, str(refusal))
+        if not isinstance(refusal, _TurnedAwayError):  # its connection is counted already
+            self._shared.refused(self._peer, str(refusal))
         if not self._meter.in_head and self._unanswered:
             self._withdraw()
         if not self._unanswered:
@@ -215,8 +240,20 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         body = json.dumps({"error": str(refusal)}).encode()
         status = HTTPStatus(refusal.status)
-        self.transport.write(http_answer(status, body, Content_Type="application/json"))
+        headers: dict[str, Any] = {"Content_Type": "application/json"}
+        if isinstance(refusal, _TurnedAwayError):
+            headers["Retry_After"] = str(RETRY_S)
+        self.transport.write(http_answer(status, body, **headers))
         self._ending.hang_up()
+
+    def _cut_short(self, cycle: RequestResponseCycle, *, at_once: bool = False) -> None:
+        """End the connection, because the application gives up an answer that it has begun."""
+        # Otherwise uvicorn would log the missing rest as an error of the application.
+        cycle.disconnected = True
+        if at_once:
+            self.transport.abort()
+        elif not self.transport.is_closing():
+            self._ending.hang_up()
 
     def send_400_response(self, msg: str) -> None:
         raise AssertionError("requests are refused by `_refuse`")
@@ -305,9 +342,10 @@ class HttpListener:
             log_config=None,
             access_log=False,
             lifespan="off",
+            proxy_headers=False,  # a peer's address is that of its connection, whatever it says
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
-        self._server = _Uvicorn(config)
+        self._server = _Uvicorn(config, shared.connections.at_once_max)
         self._socket = sock
         self._task: asyncio.Task[None] | None = None
 
@@ -326,13 +364,28 @@ class HttpListener:
 
 
 class _Uvicorn(uvicorn.Server):
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, at_once_max: Callable[[], int]) -> None:
         super().__init__(config)
+        self._at_once_max = at_once_max
+        self._admissions: list[Admission] = []
         self.is_open = asyncio.Event()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        """Accept connections as the other listeners do, instead of as uvicorn does."""
+        protocol: Any = self.config.http_protocol_class
+        make = partial(protocol, config=self.config, server_state=self.server_state, app_state={})
+        loop = asyncio.get_running_loop()
+        self.servers = []
+        self._admissions = [
+            Admission(loop, sock, make, self._at_once_max) for sock in sockets or ()
+        ]
+        self.started = True
         self.is_open.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        for admission in self._admissions:
+            admission.close()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -138,6 +138,7 @@ _SCHEMAS: _Json = {
             messages=_or_null(_whole(1)), reason={"enum": ["trimmed", "destroyed", "lost"]}
         ),
         snapshot=_ref("Snapshot"),
+        was_member=_TRUTH,
     ),
     "Sent": _object(
         ("offset", "duplicate"),

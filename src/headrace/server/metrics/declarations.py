@@ -27,7 +27,8 @@ CONNECTION_STATES = ("open", "paused", "held", "closing")
 
 COUNTERS = {
     "connections_total": "Connections that arrived, including refused ones.",
-    "connections_refused_total": "Connections refused because of limits.connections_max, or while stopping.",
+    "connections_refused_total": "Connections refused because of connections_max, also of HTTP, "
+    "or while stopping.",
     "connections_closed_for_bad_input_total": "Connections closed because "
     "their peer broke the protocol or a limit.",
     "http_requests_refused_total": "HTTP requests that broke a limit of size, number "

@@ -80,6 +80,13 @@ class Connections:
             lambda: self.limits.connections_max,
             metrics,
         )
+        self.http = Tally(
+            "connections_max",
+            lambda: self.rules,
+            lambda: self.limits.connections_max,
+            metrics,
+        )
+        """Connections of HTTP, which are counted apart from the others."""
         self.subscriptions = Tally(
             "subscriptions_max",
             lambda: self.rules,

@@ -1,7 +1,8 @@
 """Counts of what peers have open, with a limit for the server, each address, each principal and connection.
 
-There is one tally of connections, one of subscriptions, and one of requests that wait. Elsewhere: rates
-(`throttle.py`), and the refusals themselves, which each protocol expresses in its own terms.
+There is one tally of connections, one of those of HTTP, one of subscriptions, and one of requests that
+wait. Elsewhere: rates (`throttle.py`), and the refusals themselves, which each protocol expresses in its own
+terms.
 """
 
 from collections import Counter
@@ -28,8 +29,15 @@ class Who(NamedTuple):
 
     @classmethod
     def of(cls, address: str, principal: Principal) -> "Who":
-        name = "" if principal.kind is Kind.OPEN else str(principal)
-        return cls(address_of_limits(address), name)
+        return cls.of_address(address).as_principal(principal)
+
+    @classmethod
+    def of_address(cls, address: str) -> "Who":
+        return cls(address_of_limits(address))
+
+    def as_principal(self, principal: Principal) -> "Who":
+        """Return the keys of a peer with this address that has shown who it is."""
+        return Who(self.address, "" if principal.kind is Kind.OPEN else str(principal))
 
 
 class PeerRules:
