@@ -83,9 +83,7 @@ class StreamsApi:
     # Writing
 
     async def create(self, request: Request) -> Response:
-        name = _name(request)
-        check_publish_topic(name)
-        check(request, Operation.PUBLISH, name)
+        name = _written(request, Operation.PUBLISH)
         wanted = messages.create(request.headers)
         if wanted.fork is not None:
             check_topic_name(wanted.fork.source)
@@ -145,9 +143,7 @@ class StreamsApi:
         return _answer(200, _described(found) | _place(topic.end, is_closed=is_closed))
 
     async def append(self, request: Request) -> Response:
-        name = _name(request)
-        check_publish_topic(name)
-        check(request, Operation.PUBLISH, name)
+        name = _written(request, Operation.PUBLISH)
         data = await _body(request)
         asked = messages.append(request.headers, has_body=bool(data))
         found = self._existing_stream(name)
@@ -166,9 +162,7 @@ class StreamsApi:
         return _answer(200 if is_new else 204, headers)
 
     async def delete(self, request: Request) -> Response:
-        name = _name(request)
-        check_publish_topic(name)
-        check(request, Operation.DELETE, name)
+        name = _written(request, Operation.DELETE)
         found = self._existing_stream(name)
         facts = {"epoch": found.topic.epoch} | self._store.kept(found.topic)._asdict()
         record(request, "topic.delete", topic=name, **facts)
@@ -367,6 +361,15 @@ def _name(request: Request) -> str:
     """Return the stream's name. It is part of the path, percent-encoded; slashes may be as they are."""
     raw: bytes = request.scope["raw_path"]
     return messages.name_in(raw.partition(b"?")[0])
+
+
+def _written(request: Request, operation: Operation) -> str:
+    """Return the name of a stream that a request may change. Raises an error for another one."""
+    name = _name(request)
+    check_topic_name(name)
+    check(request, operation, name)
+    check_publish_topic(name)  # a reserved name tells nothing to those who have no grant for it
+    return name
 
 
 async def _body(request: Request) -> bytes:
