@@ -12,6 +12,7 @@ from headrace.config.protocols import StreamSettings
 from headrace.model import Position
 from headrace.server.http.streams import events as events_module
 from headrace.server.http.streams import reading
+from tests.fakes.disk import flip
 from tests.server.http.streams.conftest import PAGE, Server, until
 from tests.tools import TORTURE
 
@@ -107,6 +108,41 @@ async def test_a_position_in_an_earlier_life_is_gone_unless_nothing_was_missed(
     await server.put("s", b"new", type=TEXT)
     assert (await server.get("s", offset=middle)).status_code == 410
     assert (await server.get("s", offset=end)).content == b"new"
+
+
+async def test_records_that_are_damaged_are_skipped_and_counted(server: Server) -> None:
+    await server.put("s", b"[1]", type=JSON)
+    for body in (b"[22,23]", b"[3]"):
+        server.steps.clock.ms += 1000
+        await server.post("s", body, type=JSON)
+    server.steps.settle()
+    [segment] = server.steps.layout.root.glob("segments/*/*.log")
+    flip(segment, 6)
+    server.restart()
+    first = await server.get("s")
+    assert first.json() == [1] and "stream-lost-bytes" not in first.headers
+    rest = await server.get("s", offset=first.headers["stream-next-offset"])
+    assert rest.json() == [3] and rest.headers["stream-lost-bytes"] == "12"
+    query = f"offset={first.headers['stream-next-offset']}&live=sse"
+    async with following(server, "s", query) as reader:
+        await until(lambda: reader.data())
+        assert reader.data() == ["[3]"]
+
+
+async def test_a_reader_that_retention_overtakes_has_to_ask_again(server: Server) -> None:
+    await server.put("s", b"[1,2,3]", type=JSON)
+    store, topic = server.steps.store, server.steps.store.topic("s")
+    async with following(server, "s") as reader:
+        await until(lambda: reader.data())
+        [subscription] = server.connections.broker.subscriptions(topic)
+        subscription.sink.overtaken(subscription)
+        await server.post("s", b"4", type=JSON)
+        await until(lambda: len(reader.data()) == 2)
+        subscription.offset = topic.start_offset
+        server.steps.trim("s", store.locate_last(topic, 1))
+        subscription.sink.overtaken(subscription)
+        await until(lambda: reader.over)
+        assert not server.connections.broker.subscriptions(topic)
 
 
 # Headers

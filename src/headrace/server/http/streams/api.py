@@ -31,7 +31,7 @@ from headrace.server.http.streams.following import Follower, nothing
 from headrace.server.http.streams.messages import Live, Read
 from headrace.server.http.streams.offsets import From
 from headrace.server.http.streams.reading import Chunk, located
-from headrace.server.http.streams.refusals import CLOSED, NEXT_OFFSET, RefusedError
+from headrace.server.http.streams.refusals import CLOSED, LOST_BYTES, NEXT_OFFSET, RefusedError
 from headrace.server.http.streams.streams import Found, Streams
 from headrace.server.peers.connections import Connections
 
@@ -242,8 +242,8 @@ class StreamsApi:
         headers["Cache-Control"] = _CHECKED if chunk.is_last else _CACHED
         if chunk.is_last:
             headers[UP_TO_DATE] = "true"
-        if chunk.lost:
-            headers["Stream-Lost-Records"] = str(chunk.lost)
+        if chunk.lost_bytes:
+            headers[LOST_BYTES] = str(chunk.lost_bytes)
         if etag in map(str.strip, request.headers.get("if-none-match", "").split(",")):
             return _answer(304, headers)
         headers["Content-Type"] = stream.content_type

@@ -30,8 +30,8 @@ _EXPOSED = ", ".join(
     (
         *("Stream-Next-Offset", "Stream-Cursor", "Stream-Up-To-Date", "Stream-Closed"),
         *("Stream-TTL", "Stream-Expires-At", "Stream-SSE-Data-Encoding", "Stream-Lost-Bytes"),
-        *("Stream-Lost-Records", "Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq"),
-        *("Producer-Received-Seq", "ETag", "Location"),
+        *("Producer-Epoch", "Producer-Seq", "Producer-Expected-Seq", "Producer-Received-Seq"),
+        *("ETag", "Location"),
     )
 )
 _ALLOWED = ", ".join(

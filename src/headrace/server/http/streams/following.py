@@ -109,6 +109,8 @@ class Follower:
         return True
 
     def overtaken(self, subscription: BrokerSubscription) -> None:
+        if subscription.offset >= subscription.topic.start_offset:
+            return  # damage is skipped; only retention can be ahead of a slow reader
         self._subscription = None
         self._shared.broker.unsubscribe(subscription)
         self.end()

@@ -48,7 +48,7 @@ async def inherited(store: Store, topic: Topic, stream: Stream, request: ForkReq
     at = start
     while at < last:
         chunk = await reading.read(store, topic, at)
-        if chunk.lost or chunk.start.offset != at:
+        if chunk.lost_bytes or chunk.start.offset != at:
             raise _incomplete()
         payloads += chunk.payloads
         at = chunk.end.offset

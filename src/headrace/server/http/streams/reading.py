@@ -13,7 +13,7 @@ from headrace.log.store import Store, Topic
 from headrace.model import JUMP, RECORD_HEADER_BYTES, Position
 from headrace.server.http.requests import warmed
 from headrace.server.http.streams.offsets import From, Place
-from headrace.server.http.streams.refusals import RefusedError
+from headrace.server.http.streams.refusals import LOST_BYTES, RefusedError
 from headrace.server.http.streams.stream import Stream
 
 CHUNK_BYTES_MAX = 4 << 20
@@ -26,8 +26,8 @@ class Chunk(NamedTuple):
     payloads: list[bytes]
     is_last: bool
     """True if no more records followed when the chunk was read."""
-    lost: int
-    """Number of records before the first payload that cannot be read any more, because of damage."""
+    lost_bytes: int
+    """Size of the records before the first payload that cannot be read any more, because of damage."""
 
 
 def located(topic: Topic, stream: Stream, start: From | Place) -> int:
@@ -47,7 +47,7 @@ def located(topic: Topic, stream: Stream, start: From | Place) -> int:
         raise RefusedError(
             410,
             f"the stream is kept from a later offset on: {lost} bytes in between are gone",
-            {"Stream-Lost-Bytes": str(lost)},
+            {LOST_BYTES: str(lost)},
         )
     return offset
 
@@ -66,6 +66,8 @@ async def read(store: Store, topic: Topic, start: int, bytes_max: int = CHUNK_BY
             has_gap = run.offset > at and bool(payloads)
             if has_gap:
                 break
+            if not payloads:
+                lost = run.offset - start
             records = split_records(run.data, run.record_count)
             payloads += [record[RECORD_HEADER_BYTES:] for record in records]
             size += len(run.data)
@@ -75,9 +77,11 @@ async def read(store: Store, topic: Topic, start: int, bytes_max: int = CHUNK_BY
         if found.next_offset > at:
             if payloads:
                 break
-            lost, at = lost + found.lost, found.next_offset
+            at = found.next_offset
+            lost = at - start
         await asyncio.sleep(0)  # others get their turn
     if topic.epoch != epoch or not topic.exists:
         raise RefusedError(404, "the stream was deleted")
     first, end = Position(epoch, start, 0), Position(epoch, at, 0)
-    return Chunk(first, end, payloads, at >= topic.end_offset, lost)
+    # Nothing is stored in a jump.
+    return Chunk(first, end, payloads, at >= topic.end_offset, lost % JUMP)

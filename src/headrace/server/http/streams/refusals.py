@@ -6,6 +6,7 @@ from starlette.exceptions import HTTPException
 
 NEXT_OFFSET = "Stream-Next-Offset"
 CLOSED = "Stream-Closed"
+LOST_BYTES = "Stream-Lost-Bytes"
 
 
 class RefusedError(HTTPException):
