@@ -93,6 +93,8 @@ class StreamsApi:
         found = self._found_or_conflict(name)
         if found is not None:
             return self._existing(found, wanted)
+        if not self._store.look(name).exists:
+            check(request, Operation.CREATE, name)
         source, inherited = None, None
         if (fork := wanted.fork) is not None:
             source = self._source(fork.source, wanted.content_type)
@@ -102,8 +104,6 @@ class StreamsApi:
             if (found := self._found_or_conflict(name)) is not None:
                 return self._existing(found, wanted)
         records = records_of(data, wanted.content_type)
-        if not self._store.look(name).exists:
-            check(request, Operation.CREATE, name)
         if why := self._limits.why_not_created((name,)):
             raise HTTPException(429, why)
         copied = inherited.records if inherited is not None else []
@@ -111,7 +111,7 @@ class StreamsApi:
         self._limits.charge(request, max(1, len(records) + len(copied)), size, (name,))
         end = await self._streams.create(name, wanted, records, source, inherited)
         self._published(len(records))
-        made = self._streams.find(name)
+        made = self._streams.find(name) if self._streams.exists(name) else None
         headers = {"Location": str(request.url.replace(query="", fragment=""))}
         headers |= _described(made) if made is not None else {"Content-Type": wanted.content_type}
         return _answer(201, headers | _place(end, is_closed=wanted.closes))
