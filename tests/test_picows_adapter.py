@@ -96,6 +96,9 @@ class Connection:
     def frames_refused(self):
         self.calls.append("frames_refused")
 
+    def heard(self, size):
+        pass
+
     def more_to_read(self):
         self.calls.append("more_to_read")
 

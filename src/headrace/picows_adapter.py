@@ -50,6 +50,9 @@ class ServerConnection(Protocol):
     def frames_refused(self) -> None:
         """Called when picows has refused the peer's frames, and has written a CLOSE."""
 
+    def heard(self, size: int) -> None:
+        """Called after each read of `size` bytes was handled, also if it completes no message."""
+
     def more_to_read(self) -> None:
         """Called after a read that filled the buffer."""
 
@@ -138,6 +141,7 @@ class _Protocol(WSProtocol):  # type: ignore[misc]
         except Exception:
             logger.exception("internal error in a WebSocket connection")
             self.frames.connection.internal_error()
+        self.frames.connection.heard(size)
         # After refusing a frame, picows would still read it for a moment, however large it is.
         if self.transport.is_close_frame_sent:
             self.frames.connection.frames_refused()

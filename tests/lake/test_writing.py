@@ -1,12 +1,14 @@
 """Files of a lake: by date or topic, sorted, with the ranges they hold; and reading them back."""
 
 import datetime
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from crc32c import crc32c
 
+from headrace.lake.deduped import DedupedWriter
 from headrace.lake.files import writing
 from headrace.lake.files.reading import RANGES_KEY, check_file
 from headrace.lake.format import LakeError, RecordRange, decode_ranges
@@ -113,3 +115,36 @@ def test_what_is_not_what_it_should_be_is_found_when_it_is_read_back(tmp_path):
         assert decode_ranges(pq.read_metadata(bad).metadata[RANGES_KEY.encode()])
         with pytest.raises(LakeError, match=said):
             check_file(storage.file("bad.parquet"), file.ranges)
+
+
+PAYLOAD = random.Random(1).randbytes(600)
+
+
+class DamagingWriter(pq.ParquetWriter):
+    """Writer of the library whose file has one wrong bit in a payload."""
+
+    def __init__(self, where, *arguments, **options):
+        super().__init__(where, *arguments, **options)
+        self._file = where
+
+    def close(self):
+        if self.is_open:
+            super().close()
+            self._file.seek(0)
+            at = self._file.read().index(PAYLOAD)
+            self._file.seek(at)
+            self._file.write(bytes([PAYLOAD[0] ^ 1]))
+
+
+def write_deduped(directory, some):
+    writer = DedupedWriter(storage_of(directory), "file", some.columns.schema)
+    writer.add(some.columns)
+    writer.finish()
+
+
+@pytest.mark.parametrize("write_to", [write, write_deduped])
+def test_a_file_with_a_wrong_bit_is_not_kept(tmp_path, monkeypatch, write_to):
+    monkeypatch.setattr(pq, "ParquetWriter", DamagingWriter)
+    with pytest.raises(LakeError, match=r"date=2024-10-04/.*\.parquet"):
+        write_to(tmp_path, rows("a", [PAYLOAD]))
+    assert not list(tmp_path.rglob("*-????????.parquet")), "no file has got its name"

@@ -1,5 +1,7 @@
 """Requests to servers that answer badly, late, or not at all: every failure is one clear error."""
 
+import errno
+import gc
 import pickle
 import socket
 import threading
@@ -10,6 +12,7 @@ import pytest
 
 from headrace import tokens
 from headrace.errors import OptionError
+from headrace.reader import http_client
 from headrace.reader.http_client import HttpClient, ServerError
 from headrace.reader.view import LogLocation
 from headrace.testing import hold_port
@@ -149,6 +152,32 @@ def test_a_token_is_not_sent_where_others_can_read_it(serve, monkeypatch):
     place = LogLocation(urls=(serve(found),), token="hush", insecure_token=True)
     with closing(HttpClient(place, retry_s=0.0)) as one:
         assert one.json("GET", "/", {}) == {}
+
+
+def test_every_connection_is_checked_before_the_token_is_sent(serve, monkeypatch):
+    """A name may stand for another machine when the client connects again."""
+    received = []
+    found = OK + b"Content-Length: 2\r\nConnection: close\r\n\r\n{}"
+    url = serve(found, found, received=received)
+    with closing(client(url, token="hush")) as one:
+        assert one.json("GET", "/", {}) == {}
+        monkeypatch.setattr(tokens, "_is_loopback", lambda host: False)
+        with pytest.raises(OptionError, match=f"^{url}: the token is not sent to "):
+            one.json("GET", "/", {})
+    assert b"hush" in received[0]
+    assert b"hush" not in b"".join(received[1:])
+
+
+def test_a_server_that_is_gone_before_it_is_checked_leaves_no_socket_open(serve, monkeypatch):
+    """Warnings of sockets that nobody closed are errors."""
+
+    def gone(peer: object) -> str:
+        raise OSError(errno.ENOTCONN, "Transport endpoint is not connected")
+
+    monkeypatch.setattr(http_client, "exposure_of", gone)
+    with pytest.raises(ServerError, match="not connected"):
+        client(serve(OK), token="hush").json("GET", "/", {})
+    gc.collect()
 
 
 def test_the_file_of_a_token_is_read_for_each_request(serve, tmp_path):

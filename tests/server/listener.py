@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import NamedTuple
 
 from starlette.applications import Starlette
+from starlette.background import BackgroundTask
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -17,6 +18,7 @@ from headrace.server.access import Access
 from headrace.server.http.gate import AccessGate, rights
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory, body
+from tests.fakes.places import Places
 from tests.server.http.open_gate import NO_AUDIT
 from tests.server.http.open_limits import open_connections
 
@@ -44,7 +46,8 @@ class Listener:
         self.memory = RequestMemory(memory_bytes_max)
         self.refusals: list[str] = []
         self.turned_away: list[str] = []
-        self.connections = open_connections(connections_max, peers, self.turned_away)
+        self.places = Places(connections_max)
+        self.connections = open_connections(connections_max, peers, self.turned_away, self.places)
         self._has_access = access is not None
         self.go_on = asyncio.Event()
         """Event that requests for `/slow` wait for."""
@@ -59,6 +62,7 @@ class Listener:
                 Route("/healthz", self._hello),
                 Route("/peer", self._peer_of),
                 Route("/endless", self._endless),
+                Route("/after", self._after),
             ],
             exception_handlers={HTTPException: _error},
             middleware=[Middleware(AccessGate, access=access, audit=NO_AUDIT)] if access else [],
@@ -114,6 +118,11 @@ class Listener:
             await asyncio.Event().wait()
 
         return StreamingResponse(parts())
+
+    async def _after(self, request: Request) -> Response:
+        """Answer, and go on for ever."""
+        self._ask(request)
+        return PlainTextResponse("hello", background=BackgroundTask(asyncio.Event().wait))
 
     async def _slow(self, request: Request) -> Response:
         self.waiting += 1

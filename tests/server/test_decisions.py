@@ -72,6 +72,14 @@ def test_guesses_wait_longer_and_a_right_token_never_waits(world):
         assert world.identify("wrong").delay_s > 0
 
 
+def test_a_network_of_ipv6_addresses_guesses_as_one(world):
+    world.write("right")
+    world.start()
+    delays = [world.identify("wrong", f"2001:db8::{n:x}").delay_s for n in range(2 * FREE)]
+    assert delays[-1] > 0
+    assert world.identify("wrong", "2001:db8:0:1::1").delay_s == 0
+
+
 def test_an_expired_or_revoked_token_is_no_guess(world):
     world.write("old", expires_ms=1)
     for _ in range(3 * FREE):

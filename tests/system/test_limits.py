@@ -6,11 +6,13 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from websockets.exceptions import ConnectionClosedError
 from websockets.sync.client import ClientConnection, connect
 
 from headrace.testing import ServerProcess, wait_until
@@ -134,6 +136,73 @@ def test_logux_events_wait(start: Start, file: Path, stack: ExitStack) -> None:
     assert client.hear()[0] == "pong"
     lift(server, file)
     assert client.hear_only("synced") == ["synced", 1]
+
+
+def test_publishers_for_whom_there_is_no_memory_are_told_to_try_again_when_there_is(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    server = serve(start, file, f"[limits]\nheld_bytes_max = 4096\n{SLOW}")
+    exhaust(server, stack)
+    host, port = server.ws
+    channel = member(stack, server)
+    client = logux.Client(stack, f"ws://{host}:{port}/v1/logux/main")
+    client.connect("a:1:1")
+    holder, plain, wire = figg.Wire(server.figg), figg.Wire(server.figg), wombat.Wire(server.ws)
+    for one in (holder, plain, wire):
+        stack.callback(one.socket.close)
+    numbers = count(1)
+
+    def no_memory() -> None:
+        wanted = next(numbers)
+        wait_until(lambda: applied(server, "held_bytes_max") == wanted, what="no more memory")
+
+    holder.send(figg.publish(b"t", 0, bytes(8192)))
+    no_memory()
+    plain.send(figg.publish(b"t", 0, b"x"))
+    no_memory()
+    wire.send(wombat.publish("t", 0, b"x"))
+    no_memory()
+    say(channel, type="send", channel="c", number=1, payload={})
+    no_memory()
+    client.say("sync", 1, {"type": "x"}, [1, "a:1:1", 0])
+    no_memory()
+    httpx.get(f"{server.http_url}/healthz").raise_for_status()
+    lift(server, file)
+    holder.wait_ack(0)
+    assert plain.until_closed() == []
+    messages, closed = wire.until_closed()
+    assert (messages, closed.code) == ([], 1013)
+    with pytest.raises(ConnectionClosedError) as ended:
+        hear(channel)
+    assert ended.value.rcvd is not None and ended.value.rcvd.code == 1013
+    assert client.closed() == 1013
+
+
+def test_subscriptions_of_logux_are_limited_in_each_of_its_protocols(
+    start: Start, file: Path, stack: ExitStack
+) -> None:
+    text = f'{JOURNAL}[[limits.peer]]\nof = "address"\nsubscriptions_max = 2\n'
+    server = serve(start, file, text)
+    host, port = server.ws
+    url = f"ws://{host}:{port}/v1/logux/main"
+    first, second = logux.Client(stack, url), logux.Client(stack, url)
+    first.connect("a:1:1")
+    second.connect5("b:1:1")
+    answers = []
+    for number, channel in enumerate(("x", "y"), 1):
+        subscribe = {"type": "logux/subscribe", "channel": channel}
+        second.say("sync", number, subscribe, {"id": [0, number], "time": 0})
+        while (message := second.hear())[0] != "sync":
+            pass
+        answers.append(message[2])
+    assert [one["type"] for one in answers] == ["logux/processed", "logux/undo"]
+    assert answers[1]["reason"] == "tooManyChannels"
+    third = logux.Client(stack, url)
+    third.say("connect", [0, 0], "c:1:1", 0)
+    assert third.closed() == 1008
+    assert applied(server, "subscriptions_max", "address") == 2
+    first.say("ping", 1)
+    assert first.hear()[0] == "pong"
 
 
 def test_a_logux_log_above_topics_max_is_refused_at_once(

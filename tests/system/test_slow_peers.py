@@ -5,6 +5,7 @@ Each begins something large and never ends it. Elsewhere: the times after which 
 that send without an end (`test_http_flood.py`).
 """
 
+import contextlib
 import socket
 import ssl
 from collections.abc import Callable, Iterator
@@ -122,3 +123,18 @@ def is_served(connect: Connect, listener: str) -> bool:
         else:
             peer.sendall(UPGRADE_WITH_TOKEN + frame(b"x") if listener == "ws" else ASK)
         return bool(peer.recv(100))
+
+
+PATHS = (b"ws", b"channels", b"logux/main")
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_stranger_may_not_send_much_of_a_message_that_never_ends(
+    server: tuple[ServerProcess, Connect], path: bytes
+) -> None:
+    """What a stranger may send counts when it comes, and not when a message is complete."""
+    _, connect = server
+    with closing(connect("ws")) as peer, contextlib.suppress(ConnectionError):
+        peer.sendall(HANDSHAKE % path + large_frame(b"\x83\xa4type") + bytes(100_000))
+        while peer.recv(1000):
+            pass  # until the server hangs up

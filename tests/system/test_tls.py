@@ -305,7 +305,8 @@ def test_a_command_says_that_a_port_does_not_speak_tls(
     assert "does not speak TLS" in done.stderr
 
 
-async def test_tls_on_a_plain_port_is_named_by_both_sides(server: ServerProcess) -> None:
+async def test_tls_on_a_plain_port_is_named_by_both_sides(start: Start) -> None:
+    server = start()  # a busy one sums up what one address does
     for url in ("figgs://{}:{}".format(*server.figg), "wombats://{}:{}".format(*server.ws)):
         connect = partial(headrace.connect, url)
         await refused(

@@ -296,7 +296,8 @@ def judge_space(free: int, journal_needs: int) -> Finding:
 
 
 def _open_files(config: Config) -> Finding:
-    wanted = config.limits.connections_max + config.segment.open_files_max + OTHER_FILES
+    # Connections of HTTP are counted apart, with the same limit.
+    wanted = 2 * config.limits.connections_max + config.segment.open_files_max + OTHER_FILES
     return judge_files(resource.getrlimit(resource.RLIMIT_NOFILE)[1], wanted)
 
 
@@ -306,7 +307,7 @@ def judge_files(hard_limit: int, wanted: int) -> Finding:
         return Finding(
             Level.WARNING,
             subject,
-            f"this user may open {hard_limit:,} files, and limits.connections_max with "
+            f"this user may open {hard_limit:,} files, and limits.connections_max twice (HTTP) with "
             f"segment.open_files_max may need {wanted:,}: set LimitNOFILE={wanted} (systemd), "
             f"--ulimit nofile={wanted} (Docker) or "
             "/etc/security/limits.conf, or lower these settings",

@@ -162,8 +162,9 @@ class PeerLimits:
 class Limits:
     connections_max: int = count(
         10_000,
-        "Maximum number of open connections. The server closes further ones at once. Connections of HTTP "
-        "are counted apart, with the same limit; further ones get 503.",
+        "Maximum number of open connections. The server closes further ones at once, unless a peer without "
+        "credentials can give way: the one that has waited longest, of the address that has most of them. "
+        "Connections of HTTP are counted apart, with the same limit; further ones get 503.",
         "connections",
     )
     records_per_s: int = no_limit(
@@ -197,8 +198,9 @@ class Limits:
     )
     held_bytes_max: int = size(
         256 * 1024 * 1024,
-        "Maximum memory for publishes that wait for a rate or a quota. Above it, the server reads nothing "
-        "more of such publishers, not even PINGs.",
+        "Maximum memory for publishes that wait for a rate or a quota. Above three quarters, the server "
+        "reads nothing more of such publishers, not even PINGs. At the limit, it keeps nothing more of "
+        "further ones, and ends their connections when there is memory: their clients send again.",
         ge=4096,
     )
     output_total_bytes_max: int = size(
@@ -212,6 +214,13 @@ class Limits:
         "Maximum number of new connections of a listener that the server accepts before other connections "
         "have their turn.",
         "connections",
+    )
+    handshakes_max: int = count(
+        1_024,
+        "Maximum number of peers in a TLS handshake, and of peers whose request for a WebSocket is not "
+        "complete. When it is reached, the address that has most of them gives up the one that has waited "
+        "longest.",
+        "handshakes",
     )
     authentication_s: float = seconds(
         10.0,

@@ -113,7 +113,8 @@ class HttpClient:
 
     def _connect(self) -> None:
         """Connect to the first server that accepts, and move it to the front of the list."""
-        if self._connection is not None:
+        # After an answer that ends its connection, the library would reconnect without a check of our own.
+        if self._connection is not None and self._connection.sock is not None:
             return
         for left in reversed(range(len(self._urls))):
             try:
@@ -135,14 +136,21 @@ class HttpClient:
             made = http.client.HTTPSConnection(
                 host, url.port, timeout=TIMEOUT_S, context=self._context
             )
-        made.connect()
-        # The address of the connection counts: a name may stand for any machine.
-        place = self._place
-        is_checked = place.has_token and url.scheme == "http" and not place.insecure_token
-        if is_checked and (reason := exposure_of(made.sock.getpeername())):
+        try:
+            made.connect()
+            self._check_peer(address, made)
+        except BaseException:
             made.close()
-            raise OptionError(f"{address}: {reason}")
+            raise
         return made
+
+    def _check_peer(self, address: str, connection: http.client.HTTPConnection) -> None:
+        """Raise OptionError if others can read the token on this connection."""
+        # The address of the connection counts: a name may stand for any machine.
+        place, is_clear = self._place, not isinstance(connection, http.client.HTTPSConnection)
+        is_checked = is_clear and place.has_token and not place.insecure_token
+        if is_checked and (reason := exposure_of(connection.sock.getpeername())):
+            raise OptionError(f"{address}: {reason}")
 
     def _next(self) -> None:
         self._urls.append(self._urls.pop(0))

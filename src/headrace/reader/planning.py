@@ -269,8 +269,8 @@ def _shares(backlog: Mapping[str, int], total_max: int) -> Iterator[tuple[str, i
         yield name, size
     # The largest backlogs come first. A topic that gets nothing now grows until it is among the largest. If
     # one topic of a group is cut, so are all larger ones of the group, and nothing is left for another.
-    while waiting and left:
-        group, waiting = waiting[:CUT_TOPICS_MAX], waiting[CUT_TOPICS_MAX:]
+    for begin in range(0, len(waiting), CUT_TOPICS_MAX):
+        group = waiting[begin : begin + CUT_TOPICS_MAX]
         for others, (name, size) in reversed(list(enumerate(group))):
             share = min(size, left // (others + 1))
             if share:

@@ -31,6 +31,7 @@ from headrace.access.grants import Grant, Pattern, configured, parse_all
 from headrace.access.guesses import Guesses
 from headrace.access.operations import Member, Name, Operation
 from headrace.access.principals import OPEN, Kind, Principal, anonymous
+from headrace.access.quotas import address_of_limits
 from headrace.access.tokens import KnownToken, TokenIndex, Tokens
 from headrace.config.protocols import Access as AccessSettings
 from headrace.config.settings import Config
@@ -156,7 +157,7 @@ class Access:
 
     def _wrong(self, reason: str, address: str, now_s: float, protocol: str) -> Refused:
         self._metrics.count_credentials(protocol)
-        delay_s = self._guesses.wrong(address, now_s)
+        delay_s = self._guesses.wrong(address_of_limits(address), now_s)
         return Refused(_TOO_MANY if delay_s is None else reason, delay_s or 0.0)
 
     def certified(self, certificate: PeerCertificate | None) -> Principal:

@@ -22,18 +22,22 @@ from headrace.server.http.requests import RequestMeter, RequestRefusedError
 from headrace.server.listeners import TLS_ON_PLAIN_PORT, http_answer
 from headrace.server.peers.admission import Admission
 from headrace.server.peers.connections import Connections
-from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.hangup import hang_up, host_of, peer_name
+from headrace.server.peers.newcomers import GAVE_WAY
 from headrace.server.peers.tally import Who
 from headrace.server.websocket import WebSocketConnection, upgrade
 
 HANDSHAKE_TIMEOUT_S = 5.0
 """Time in which a request must arrive."""
-HANDSHAKES_MAX = 1024
-"""Connections without a complete request, which bounds their memory. Further ones are closed at once."""
-HANDSHAKES_PAUSE = 768
-"""Such connections above which no further ones are accepted: they wait in the kernel's queue."""
-HANDSHAKES_RESUME = 512
-"""Such connections below which further ones are accepted again."""
+CROWDED_SHARE = 3 / 4
+"""Share of `limits.handshakes_max` from which no further connections are accepted for a moment.
+
+They wait in the kernel's queue, so that a storm of peers that do complete their requests loses none.
+"""
+EASED_SHARE = 1 / 2
+"""Share of `limits.handshakes_max` below which further connections are accepted again."""
+CROWDED_S_MAX = 0.25
+"""Longest such moment. Peers that are not done by then may be silent for long, and others must not wait."""
 URL_BYTES_MAX = 8 * 1024
 """Longest URL on this listener."""
 ORIGIN_MAX = 300
@@ -63,20 +67,38 @@ class Door:
         self.routes = routes
         """Route of each protocol, by its path in the form that people read in answers."""
         self.origins = origins
-        self.waiting = 0
+        self.newcomers = shared.newcomers("handshakes_max")
         """Connections without a complete request."""
         self.admission: Admission | None = None
+        self._is_crowded = False
+        self._pause: asyncio.TimerHandle | None = None
+        """Timer that ends the pause of the admission; None outside a pause."""
 
-    def began(self) -> None:
-        """Count a connection whose request has not arrived."""
-        self.waiting += 1
-        if self.waiting == HANDSHAKES_PAUSE and self.admission is not None:
-            self.admission.pause()
+    def began(self, handshake: "Handshake", address: str) -> bool:
+        """Note a connection whose request has not arrived. Return False if there is no place for it."""
+        if not self.newcomers.enter(handshake, address):
+            return False
+        crowded = CROWDED_SHARE * self.newcomers.places_max()
+        if not self._is_crowded and len(self.newcomers) >= crowded:
+            self._is_crowded = True
+            if self.admission is not None:
+                self.admission.pause()
+                self._pause = self.shared.loop.call_later(CROWDED_S_MAX, self._end_pause)
+        return True
 
-    def ended(self) -> None:
-        """Count one of them less: its request has arrived, or it is over."""
-        self.waiting -= 1
-        if self.waiting == HANDSHAKES_RESUME - 1 and self.admission is not None:
+    def ended(self, handshake: "Handshake") -> None:
+        """Forget one of them: its request has arrived, or it is over."""
+        self.newcomers.leave(handshake)
+        eased = EASED_SHARE * self.newcomers.places_max()
+        if self._is_crowded and len(self.newcomers) < eased:
+            self._is_crowded = False
+            self._end_pause()
+
+    def _end_pause(self) -> None:
+        if self._pause is not None:
+            self._pause.cancel()
+            self._pause = None
+            assert self.admission is not None
             self.admission.resume()
 
 
@@ -107,11 +129,10 @@ class Handshake(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if self._door.waiting >= HANDSHAKES_MAX:
-            self._refused("too many handshakes at once")
+        if not self._door.began(self, host_of(transport)):
+            self._refused("limits.handshakes_max is reached: too many handshakes at once")
             self._transport.abort()
             return
-        self._door.began()
         self._timer = self._door.shared.loop.call_later(HANDSHAKE_TIMEOUT_S, self._give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -128,6 +149,11 @@ class Handshake(asyncio.Protocol):
                 self._upgrade(self._connection, data[end:])
         except RequestRefusedError as refusal:
             self._answer(refusal)
+
+    def give_way(self) -> None:
+        """Give the place to a peer of another address: this request is not complete."""
+        self._refused(f"the request is not complete: {GAVE_WAY}")
+        self._transport.abort()
 
     def _give_up(self) -> None:
         if self._answered:
@@ -195,7 +221,7 @@ class Handshake(asyncio.Protocol):
             # Browsers show this answer to nobody, so the operator must find the reason in the server's log.
             self._refused(why)
             raise _Answer(403, "pages of this origin may not connect (see listen.origins)")
-        address = peer_name(self._transport).rpartition(":")[0]
+        address = host_of(self._transport)
         principal = self._principal()
         if why := shared.why_refused(Who.of(address, principal)):
             self._refused(why)
@@ -207,7 +233,7 @@ class Handshake(asyncio.Protocol):
     def _principal(self) -> Principal:
         """Return who the peer is by the credentials of its request. Without any, a message may tell."""
         access, now_s = self._door.shared.access, self._door.shared.loop.time()
-        address = peer_name(self._transport).rpartition(":")[0]
+        address = host_of(self._transport)
         tickets, given = self._tickets(), self._shown_tokens()
         if not access.is_on or not (tickets or given):
             return access.anonymous
@@ -326,7 +352,7 @@ class Handshake(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-            self._door.ended()
+            self._door.ended(self)
 
 
 def _token_in(text: str) -> str:

@@ -7,27 +7,25 @@ connection (`peers/connection.py`).
 """
 
 import asyncio
-import contextlib
-import logging
-import select
 from dataclasses import dataclass
 from typing import Protocol
 
+from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits
 from headrace.model import Refusal
 from headrace.server.metrics.metrics import Metrics
-
-logger = logging.getLogger(__name__)
+from headrace.server.peers.departures import Departures, UnreadPeer
+from headrace.server.peers.summaries import Summaries
 
 FORGOTTEN_AFTER_S = 60.0
-"""Time without refusals until an address is forgotten; also the interval between its log summaries."""
+"""Time without refusals until an address is forgotten."""
 ADDRESSES_MAX = 4096
 """Remembered addresses. The address with the oldest first refusal is forgotten first."""
 _CONNECTIONS_SHARE = 4
 """At most one in this many connections is held. Held sockets count as open connections."""
 
 
-class Peer(Protocol):
+class Peer(UnreadPeer, Protocol):
     """The part of a connection that is known here."""
 
     protocol: str
@@ -35,12 +33,6 @@ class Peer(Protocol):
 
     @property
     def address(self) -> str: ...
-
-    @property
-    def fd(self) -> int: ...
-
-    def end_hold(self) -> None:
-        """Called when the peer has left."""
 
 
 class Refusals:
@@ -52,27 +44,24 @@ class Refusals:
         """Replaced when settings are reloaded, with effect from the next refusal on."""
         self._metrics = metrics
         self._addresses: dict[str, _Address] = {}
-        self._departures = _Departures(loop)
+        self._departures = Departures(loop)
+        self._summaries = Summaries(loop, "publishes refused")
         self.held: dict[Peer, _Address] = {}
 
     def delay_close(self, peer: Peer, reason: str, why: Refusal) -> float:
         """Count a refusal. Return the seconds for which the peer is held: 0.0 closes it at once."""
         now_s = self._loop.time()
         self._metrics.count_refusal(peer.protocol, why)
-        address = self._address(peer.address, now_s)
+        address = self._address(address_of_limits(peer.address))
         address.refusals += 1
-        address.refused_s, address.last_reason = now_s, reason
+        address.refused_s = now_s
         held_s = self._delay_s(address)
         if held_s:
             self.held[peer] = address
             address.held += 1
             self._departures.watch(peer)
-        if address.refusals > 1:
-            address.unlogged += 1
-        else:
-            address.logged_s = now_s
-            held = f"; held for {held_s:g} s, later refusals are logged as a sum" if held_s else ""
-            logger.warning("%s: closing: %s%s", peer.peer, reason, held)
+        held = f"; held for {held_s:g} s, later refusals are logged as a sum" if held_s else ""
+        self._summaries.note(peer.peer, peer.address, reason, also=held)
         return held_s
 
     def release(self, peer: Peer) -> None:
@@ -84,27 +73,24 @@ class Refusals:
 
     def tick(self) -> None:
         """Log summaries, and forget addresses without recent refusals."""
+        self._summaries.tick()
         now_s = self._loop.time()
         for name, address in list(self._addresses.items()):
-            if now_s >= address.logged_s + FORGOTTEN_AFTER_S:
-                address.sum_up(name, now_s)
-                if not address.held and now_s >= address.refused_s + FORGOTTEN_AFTER_S:
-                    del self._addresses[name]
+            if not address.held and now_s >= address.refused_s + FORGOTTEN_AFTER_S:
+                del self._addresses[name]
 
     def close(self) -> None:
         """Log the last summaries and forget all held peers: the server stops."""
-        for name, address in self._addresses.items():
-            address.sum_up(name, self._loop.time())
+        self._summaries.close()
         self._addresses.clear()
         self.held.clear()
         self._departures.close()
 
-    def _address(self, name: str, now_s: float) -> "_Address":
+    def _address(self, name: str) -> "_Address":
         address = self._addresses.get(name)
         if address is None:
             if len(self._addresses) >= ADDRESSES_MAX:
-                oldest = next(iter(self._addresses))
-                self._addresses.pop(oldest).sum_up(oldest, now_s)
+                del self._addresses[next(iter(self._addresses))]
             address = self._addresses[name] = _Address()
         return address
 
@@ -119,64 +105,8 @@ class Refusals:
 
 @dataclass(slots=True)
 class _Address:
-    """One address: its recent refusals, and the state of their logging."""
+    """One address: its recent refusals."""
 
     refusals: int = 0
     refused_s: float = 0.0
     held: int = 0
-    logged_s: float = 0.0
-    unlogged: int = 0
-    """Refusals since the last log line."""
-    last_reason: str = ""
-
-    def sum_up(self, name: str, now_s: float) -> None:
-        if self.unlogged:
-            logger.warning(
-                "%s: %d more publishes refused in %.0f s, the last: %s",
-                name,
-                self.unlogged,
-                now_s - self.logged_s,
-                self.last_reason,
-            )
-            self.unlogged = 0
-        self.logged_s = now_s
-
-
-class _Departures:
-    """Detects held peers that hang up, although their sockets are not read."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._epoll: select.epoll | None = None
-        self._peers: dict[int, Peer] = {}
-
-    def watch(self, peer: Peer) -> None:
-        fd = peer.fd
-        if fd < 0 or not hasattr(select, "epoll"):
-            return  # only the delay ends this hold
-        if self._epoll is None:
-            self._epoll = select.epoll()
-            self._loop.add_reader(self._epoll.fileno(), self._hung_up)
-        with contextlib.suppress(OSError):
-            self._epoll.register(fd, select.EPOLLRDHUP | select.EPOLLONESHOT)
-            self._peers[fd] = peer
-
-    def forget(self, peer: Peer) -> None:
-        fd = peer.fd
-        if self._epoll is not None and self._peers.get(fd) is peer:
-            del self._peers[fd]
-            with contextlib.suppress(OSError):
-                self._epoll.unregister(fd)
-
-    def close(self) -> None:
-        if self._epoll is not None:
-            self._loop.remove_reader(self._epoll.fileno())
-            self._epoll.close()
-            self._epoll = None
-            self._peers.clear()
-
-    def _hung_up(self) -> None:
-        assert self._epoll is not None
-        for fd, _ in self._epoll.poll(0):
-            if peer := self._peers.get(fd):
-                peer.end_hold()

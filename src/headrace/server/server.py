@@ -247,7 +247,11 @@ class Server:
             "figg": partial(FiggConnection, connections),
             "ws": partial(Handshake, door),
         }
-        gate = self._gate = TlsGate(tls.context, connections.refused) if tls is not None else None
+        gate = self._gate = (
+            TlsGate(tls.context, connections.newcomers("handshakes_max"), connections.refused)
+            if tls is not None
+            else None
+        )
         for name, make in protocols.items():
             has_tls = config.listen.tls.covers(name)
             factory = gate.wrap(make) if gate is not None and has_tls else make
@@ -292,7 +296,10 @@ class Server:
         )
         shared = HttpShared(
             connections=HttpConnections(
-                connections.http, lambda: connections.limits.admitted_max, connections.refused
+                connections.http,
+                lambda: connections.limits.admitted_max,
+                connections.refused,
+                connections.http_newcomers,
             ),
             body_bytes_max=STAGED_FILE_BYTES_MAX,
             memory=requests,

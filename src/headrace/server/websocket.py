@@ -67,7 +67,7 @@ class WebSocketConnection(Connection):
             self._shared.trace.received(self, messages)
 
     def heard(self, size: int) -> None:
-        """Called after the messages of a read, which have `size` bytes, were handled."""
+        """Called after each read of `size` bytes was handled, also if it completes no message."""
         self._shared.strangers.heard(self, size)
 
     def answer(self, data: bytes) -> None:
@@ -253,7 +253,6 @@ class _Frames(ServerListener):
             self._messages.clear()
             self.connection.traced(messages)
             self.connection.messages_received(messages)
-            self.connection.heard(sum(map(len, messages)))
 
     def _other(self, frame: WSFrame, payload: bytes) -> None:
         kind = frame.msg_type

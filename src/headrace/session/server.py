@@ -254,7 +254,10 @@ class ServerSession(ABC):
     def discard(self, command: object) -> None:
         """Drop a command that is not carried out and never acknowledged: its connection is being closed."""
         if isinstance(command, Publish):
-            self._publishes_under_way().discard(command.unit)
+            units = self._publishes_under_way()
+            units.discard(command.unit)
+            # Its client would take the acknowledgement of a higher number as one of this publish.
+            units.refuse(command.unit.lowest)
 
     def data_to_send(self) -> bytes:
         """Acknowledge what may be acknowledged now, and return all answers to send.

@@ -24,6 +24,7 @@ INVALID_DATA = 1007
 POLICY_VIOLATION = 1008
 TOO_BIG = 1009
 INTERNAL_ERROR = 1011
+TRY_AGAIN_LATER = 1013
 
 REASON_BYTES_MAX = 123
 """Size limit of the reason in a close frame, RFC 6455 section 5.5.1."""

@@ -13,6 +13,7 @@ from headrace.errors import (
     StagingFullError,
     UnknownStagedError,
 )
+from headrace.log.batch import staging
 from tests.fakes.disk import FailingDisk, RecordingDisk, Rename, SyncDirectory, SyncOp, Write
 from tests.fakes.store import StepClock, block
 from tests.log.conftest import tiny
@@ -142,3 +143,31 @@ def test_files_with_other_names_stay_and_do_not_count(open_store):
     assert store.store.staging.bytes == 0
     store.store.tick(store.clock.ms / 1000 + 86_401)
     assert names(store) == ["README"]
+
+
+def test_the_number_of_uploads_is_bounded_also_of_empty_ones(open_store, monkeypatch):
+    monkeypatch.setattr(staging, "FILES_MAX", 2)
+    store = open_store()
+    first, _ = store.stage(), store.stage(("a", [b"one"]))
+    with pytest.raises(StagingFullError, match="2 uploads wait for their batches"):
+        store.stage()
+    store.batch("p", 1, first)
+    store.settle()
+    store.stage()
+
+
+def test_the_topics_of_uploads_are_remembered_while_they_are_few(open_store, monkeypatch):
+    monkeypatch.setattr(staging, "UPLOAD_TOPICS_MAX", 2)
+    monkeypatch.setattr(staging, "TOPICS_MAX", 3)
+    store = open_store()
+
+    def known(*topics: str) -> frozenset[str] | None:
+        staged_id = store.stage(*((topic, [b"x"]) for topic in topics))
+        return store.store.staging._files[staged_id].topics
+
+    assert known("a", "b", "a") == {"a", "b"}
+    assert known("a", "b", "c") is None
+    assert known("c", "d") is None, "all uploads together have more than 3"
+    assert known("c") == {"c"}
+    store.store.staging.discard(list(store.store.staging._files))
+    assert store.store.staging._topics == 0

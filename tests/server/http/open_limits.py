@@ -9,6 +9,7 @@ from headrace.server.http.connections import HttpConnections
 from headrace.server.http.limits import HttpLimits
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers.tally import PeerRules, Tally
+from tests.fakes.places import Places
 
 
 def open_limits(waiting_max: int = 1000) -> HttpLimits:
@@ -27,9 +28,13 @@ def open_connections(
     connections_max: int = 100,
     peers: tuple[PeerLimits, ...] = (),
     turned_away: list[str] | None = None,
+    places: Places | None = None,
 ) -> HttpConnections:
     """Return counts of connections, which note the reasons of those that are turned away."""
     noted = [] if turned_away is None else turned_away
     rules = PeerRules(Limits(peer=peers))
-    tally = Tally("connections_max", lambda: rules, lambda: connections_max, Metrics())
-    return HttpConnections(tally, lambda: 32, lambda peer, why: noted.append(why))
+    newcomers = (places or Places(connections_max)).newcomers
+    tally = Tally(
+        "connections_max", lambda: rules, lambda: connections_max, Metrics(), newcomers.has_room
+    )
+    return HttpConnections(tally, lambda: 32, lambda peer, why: noted.append(why), newcomers)

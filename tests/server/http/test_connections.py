@@ -15,6 +15,7 @@ from headrace.server.access import Access
 from headrace.server.http import connections
 from headrace.server.http import listener as http_listener
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.newcomers import GAVE_WAY, WAIT_S_MIN
 from tests.server.listener import Answer, Listener, Peer, until
 
 
@@ -54,8 +55,7 @@ async def test_a_connection_above_the_total_is_told_so_and_makes_room() -> None:
         for peer in kept:
             assert (await ask(peer)).status == 200
         await is_turned_away(await listener.connect(), "")
-        await is_turned_away(await listener.connect("127.0.0.2"), "")
-        assert listener.turned_away == ["connections_max is reached"] * 2
+        assert listener.turned_away == ["connections_max is reached"]
         assert not listener.refusals, "a connection is refused, and no request"
         kept.pop().close()
         await until(lambda: listener.connections.tally.total == 1)
@@ -63,6 +63,32 @@ async def test_a_connection_above_the_total_is_told_so_and_makes_room() -> None:
         assert (await ask(kept[0])).status == 200
     await until(lambda: not listener.connections.tally.total)
     assert not listener.connections.turned_away
+
+
+async def test_an_address_with_all_connections_gives_way_to_others() -> None:
+    async with Listener(connections_max=3) as listener:
+        idle = [await listener.connect() for _ in range(3)]
+        await until(lambda: len(listener.places.newcomers) == 3)
+        assert (await ask(await listener.connect("127.0.0.2"))).status == 200
+        assert await idle[0].ended()
+        await is_turned_away(await listener.connect(), "")
+        assert (await ask(idle[1])).status == 200
+        assert listener.places.applied == ["handshakes_max address"]
+        assert listener.turned_away == [GAVE_WAY, "connections_max is reached"]
+
+
+async def test_only_a_request_with_credentials_keeps_a_connection() -> None:
+    """Otherwise a peer could ask for something public, and never read the answer."""
+    async with Listener(connections_max=2, access=access_of("a")) as listener:
+        known, stranger = await listener.connect(), await listener.connect()
+        known.send(b"GET /endless HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer a\r\n\r\n")
+        await until(lambda: len(listener.places.newcomers) == 1)
+        assert (await ask(stranger, "/healthz")).status == 200
+        listener.places.now_s += WAIT_S_MIN
+        assert (await ask(await listener.connect("127.0.0.2"), token="a")).status == 200
+        assert await stranger.ended()
+        assert listener.turned_away == [GAVE_WAY]
+        known.close()
 
 
 async def test_connections_of_one_address_are_limited_and_leave_room_for_others() -> None:
@@ -156,6 +182,15 @@ async def test_an_answer_in_progress_ends_with_its_token_and_without_an_error(
         await until(lambda: not listener.connections.tally.total)
         await until(lambda: not listener.memory.bytes)
     assert errors_in(caplog) == []
+
+
+async def test_a_complete_answer_leaves_its_connection_to_the_next_request() -> None:
+    access = access_of("a")
+    async with Listener(access=access) as listener:
+        peer = await listener.connect()
+        assert (await ask(peer, "/after", "a")).status == 200
+        access.reload(Config(access=AccessSettings(anonymous=("inspect:x",))))
+        assert (await ask(peer)).status == 200
 
 
 async def test_the_stop_of_the_server_ends_an_answer_without_a_traceback(

@@ -212,7 +212,8 @@ async def test_a_refusal_waits_for_the_answer_to_an_earlier_request(
 async def test_a_head_that_comes_too_slowly_is_answered(
     listener: Listener, monkeypatch: pytest.MonkeyPatch, before: bytes
 ) -> None:
-    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 0.2)
+    # Long enough for a busy machine to send what must come before it.
+    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 1.0)
     peer = await listener.connect()
     if before:
         peer.send(before)
@@ -287,7 +288,8 @@ async def test_what_a_waiting_request_holds_is_released_with_its_connection(
 
 @pytest.fixture
 async def impatient(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Listener]:
-    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 0.2)
+    # Long enough for a busy machine to send what must come before it.
+    monkeypatch.setattr(http_protocol, "REQUEST_TIMEOUT_S", 1.0)
     async with Listener(CONNECTIONS_MAX) as made:
         yield made
 
@@ -302,6 +304,14 @@ async def test_a_peer_that_asks_nothing_is_dropped(impatient: Listener) -> None:
     peer = await impatient.connect()
     assert await peer.ended()
     peer.close()
+
+
+async def test_a_peer_that_asks_nothing_more_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "IDLE_TIMEOUT_S", 0.1)
+    async with Listener() as listener:
+        peer = await listener.connect()
+        await answered(peer)
+        assert await peer.ended()
 
 
 @pytest.mark.parametrize("earlier", [0, 1])

@@ -17,7 +17,6 @@ from headrace.model import CHANNEL_PREFIX
 from headrace.server.access import Access
 from headrace.server.metrics.metrics import Metrics
 from headrace.server.peers import connection
-from headrace.server.peers.pause import Pause
 from headrace.server.topic_connection import FiggConnection
 from headrace.session.server import Close
 from headrace.wire import tokens
@@ -29,6 +28,10 @@ RESERVED = CHANNEL_PREFIX.encode() + b"x"
 HOURS = Limits(peer=(PeerLimits(of="address", records_per_s=1),), refusal_delay_s=0.0)
 """A rate at which `DEBT` records are paid back in hours."""
 DEBT = 10_000
+FULL = Limits(
+    peer=(PeerLimits(of="address", bytes_per_s=1),), refusal_delay_s=0.0, held_bytes_max=4096
+)
+"""A rate that one publish exhausts for hours, and memory for hardly any publish that waits."""
 
 
 class Peer:
@@ -120,6 +123,15 @@ class Server(Figg):
         self.commit()
         return peer
 
+    async def exhausted(self) -> Peer:
+        """Return a peer that has published what the rate of `FULL` allows in hours."""
+        peer = await self.dial()
+        peer.send(figg.publish(b"exhaust", 0, bytes(50_000)))
+        await peer.pong(1)
+        self.commit()
+        assert await peer.next() == figg.Message(figg.ACK, number=0)
+        return peer
+
     @property
     def stored(self) -> list[bytes]:
         """Payloads in the log besides those of the debt."""
@@ -165,7 +177,7 @@ class serving:  # noqa: N801 - used like a function
         for peer in self._server.peers:
             peer.writer.close()
         await self._server.close()
-        assert self._server.connections.throttle.held_bytes == 0
+        assert self._server.connections.held.bytes == 0
         assert self._server.connections.output_bytes == 0
         assert self._server.connections.subscriptions.total == 0
 
@@ -267,7 +279,7 @@ async def test_nothing_of_a_peer_that_is_closed_is_stored_later(server: Server) 
     await peer.pong(2)
     [held] = server.connections.open
     held.close("the token was revoked", 1008)
-    assert server.connections.throttle.held_bytes == 0
+    assert server.connections.held.bytes == 0
     server.lift()
     await peer.rest()
     server.commit()
@@ -279,7 +291,7 @@ async def test_a_peer_that_is_gone_leaves_nothing_behind(server: Server, how: st
     peer = await server.indebted()
     peer.send(*(figg.publish(b"t", DEBT + number, bytes(1000)) for number in range(100)))
     await peer.pong(2)
-    assert server.connections.throttle.held_bytes > 100_000
+    assert server.connections.held.bytes > 100_000
     if how == "resets":
         sock = peer.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
@@ -289,7 +301,7 @@ async def test_a_peer_that_is_gone_leaves_nothing_behind(server: Server, how: st
         held._transport.abort()
     await server.until(lambda: not server.connections.open)
     throttle = server.connections.throttle
-    assert throttle.held_bytes == 0 and not throttle._waits_at and not throttle._of
+    assert server.connections.held.bytes == 0 and not throttle._waits_at and not throttle._of
 
 
 async def test_an_error_in_a_publish_that_waited_ends_one_connection_and_the_others_go_on(
@@ -322,23 +334,100 @@ async def test_an_error_in_a_publish_that_waited_ends_one_connection_and_the_oth
 # Memory
 
 
+A_READ = 1 << 19
+"""Estimate of a read of 256 KiB of large payloads, with what it takes besides."""
+
+
 async def test_the_memory_of_publishers_that_wait_is_bounded(tmp_path: Path) -> None:
+    """However many there are: those beyond the limit are not read until there is memory."""
     bytes_max = 1 << 20
-    async with serving(tmp_path, replace(HOURS, held_bytes_max=bytes_max)) as server:
-        peers = [await server.indebted()] + [await server.dial() for _ in range(3)]
-        payload = bytes(100_000)
-        for peer in peers:
-            for number in range(100):
-                peer.send(figg.publish(b"t", DEBT + number, payload))
-        connections = server.connections
-        await server.until(
-            lambda: all(one._paused & Pause.HELD for one in connections.open)  # type: ignore[attr-defined]
-        )
-        assert server.applied("held_bytes_max") >= len(peers)
-        a_read = 1 << 19
-        assert connections.throttle.held_bytes <= bytes_max + len(peers) * a_read
+    async with serving(tmp_path, replace(FULL, held_bytes_max=bytes_max)) as server:
+        memory = server.connections.held
+        await server.exhausted()
+        peers: dict[bytes, Peer] = {}
+        for number in range(40):
+            payload = b"%08d" % number + bytes(100_000)
+            peers[payload] = await server.dial()
+            peers[payload].send(figg.publish(b"t", number, payload))
+            await server.until(
+                lambda: memory.parked + sum(map(is_holding, server.connections.open)) == len(peers)
+            )
+            assert memory.bytes <= bytes_max + A_READ
+        assert memory.parked > 20
+        assert server.applied("held_bytes_max") >= memory.parked
+        # Another address is served as before.
+        other = await server.dial("127.0.0.2")
+        other.send(figg.publish(b"t", 0, b"of another"))
+        await server.committed(lambda: server.stored)
+        assert await other.next() == figg.Message(figg.ACK, number=0)
         server.lift()
-        await server.committed(lambda: len(server.stored) == 400)
+        parked = memory.parked
+        insisting = [
+            asyncio.ensure_future(insist(server, peer, payload)) for payload, peer in peers.items()
+        ]
+        while not all(one.done() for one in insisting):
+            server.commit()
+            server.connections.tick()  # ends parked connections, as the server does all the time
+            await asyncio.sleep(0.001)
+        assert sum(one.result() for one in insisting) == parked
+        assert sorted(server.stored) == sorted([*peers, b"of another"])
+
+
+async def insist(server: Server, peer: Peer, payload: bytes) -> int:
+    """Send a publish again after each end of the connection. Return how often that was."""
+    again = 0
+    while (message := await peer.next()) is None:
+        again += 1
+        peer = await server.dial()
+        peer.send(figg.publish(b"t", 0, payload))
+    assert message.type == figg.ACK
+    return again
+
+
+def is_holding(connection: Any) -> bool:
+    return bool(connection._held_bytes)
+
+
+async def test_a_publisher_that_needs_more_memory_than_there_is_goes_on_alone(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, FULL) as server:
+        peer = await server.exhausted()
+        peer.send(figg.publish(b"t", 1, bytes([1]) * 100_000))
+        await server.until(lambda: server.connections.held.bytes > 100_000)
+        server.lift()
+        await server.committed(lambda: server.stored)
+
+
+async def test_a_peer_without_memory_that_leaves_is_forgotten(tmp_path: Path) -> None:
+    async with serving(tmp_path, FULL) as server:
+        holder, other = await server.exhausted(), await server.dial()
+        holder.send(figg.publish(b"t", 1, b"held" + bytes(100_000)))
+        await server.until(lambda: server.connections.held.bytes)
+        other.send(figg.publish(b"t", 0, b"dropped"))
+        await server.until(lambda: server.connections.held.parked)
+        other.writer.close()
+        await server.until(lambda: len(server.connections.open) == 1)
+        assert not server.connections.held.parked
+        server.lift()
+        await server.committed(lambda: server.stored)
+        assert server.stored == [b"held" + bytes(100_000)]
+
+
+async def test_a_peer_without_memory_ends_when_its_token_is_revoked(tmp_path: Path) -> None:
+    limits = replace(of_principal(bytes_per_s=1), held_bytes_max=4096)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        holder, other = await server.identified("a"), await server.identified("a")
+        holder.send(figg.publish(b"t", 0, bytes(50_000)))
+        await holder.pong(2)
+        server.commit()
+        holder.send(figg.publish(b"t", 1, bytes(50_000)))
+        await server.until(lambda: server.connections.held.bytes)
+        other.send(figg.publish(b"t", 0, b"dropped"))
+        await server.until(lambda: server.connections.held.parked)
+        server.revoke()
+        assert [one for one in await other.rest() if one.type == figg.ACK] == []
+        await holder.rest()
 
 
 async def test_the_memory_of_tiny_publishes_is_not_underestimated(server: Server) -> None:
@@ -593,3 +682,44 @@ async def test_a_peer_that_sends_much_without_a_token_is_closed(tmp_path: Path) 
         for number in range(200):
             await known.pong(number)
         assert server.applied("authentication_bytes_max") == 1
+
+
+async def test_strangers_of_one_address_give_way_to_others(tmp_path: Path) -> None:
+    async with serving(tmp_path, Limits(connections_max=5), access=TOKENS) as server:
+        known = await server.identified("a")
+        idle = [await server.dial() for _ in range(4)]
+        await server.until(lambda: len(server.connections.open) == 5)
+        other = await server.dial("127.0.0.2")
+        other.send(encode_auth("b"))
+        await other.pong(1)
+        assert await idle[0].rest() == []
+        assert server.applied("connections_max", "address") == 1
+        assert await (await server.dial()).rest() == [], "its own address has no room"
+        await known.pong(2)
+        await server.until(lambda: len(server.connections.open) == 5)
+        assert len(server.connections.strangers.newcomers) == 3
+
+
+async def test_peers_that_have_shown_a_token_never_give_way(tmp_path: Path) -> None:
+    async with serving(tmp_path, Limits(connections_max=2), access=TOKENS) as server:
+        known = [await server.identified("a") for _ in range(2)]
+        assert await (await server.dial("127.0.0.2")).rest() == []
+        for peer in known:
+            await peer.pong(2)
+
+
+async def test_a_stranger_whose_time_is_over_gives_way_before_it_has_hung_up(
+    tmp_path: Path,
+) -> None:
+    limits = Limits(connections_max=2, authentication_s=0.001)
+    async with serving(tmp_path, limits, access=TOKENS) as server:
+        idle = [await server.dial() for _ in range(2)]
+        await server.until(lambda: len(server.connections.open) == 2)
+        await asyncio.sleep(0.002)
+        server.connections.tick()
+        assert server.applied("authentication_s") == 2
+        other = await server.dial("127.0.0.2")
+        other.send(encode_auth("b"))
+        await other.pong(1)
+        for peer in idle:
+            peer.writer.close()

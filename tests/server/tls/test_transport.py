@@ -14,11 +14,14 @@ from headrace.config.settings import Tls, TlsVersion
 from headrace.server.tls.context import load
 from headrace.server.tls.transport import (
     HANDSHAKE_BYTES_MAX,
-    HANDSHAKES_MAX,
     TlsGate,
     TlsTransport,
 )
 from tests.certificates import Authority, Certificate
+from tests.fakes.places import Places
+
+PLACES = 20
+"""Handshakes at once."""
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +41,8 @@ def settings(certificate: Certificate, **more: Any) -> Tls:
 class Raw(asyncio.Transport):
     """A socket in memory: keeps what is written, and knows whether it is read."""
 
-    def __init__(self) -> None:
-        super().__init__({"peername": ("192.0.2.1", 7)})
+    def __init__(self, address: str) -> None:
+        super().__init__({"peername": (address, 7)})
         self.sent = b""
         self.is_read = True
         self.wrote_end = self.closed = self.aborted = False
@@ -122,8 +125,9 @@ class Peer:
         context: ssl.SSLContext | None = None,
         *,
         host: str = "localhost",
+        address: str = "192.0.2.1",
     ) -> None:
-        self.raw = Raw()
+        self.raw = Raw(address)
         self.server = TlsTransport(gate, lambda: app)
         self.server.connection_made(self.raw)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -195,7 +199,15 @@ class Door:
     def __init__(self, tls: Tls) -> None:
         self.reasons: list[str] = []
         context = load(tls, 0.0).context
-        self.gate = TlsGate(context, lambda peer, why: self.reasons.append(f"{peer} {why}"))
+        newcomers = Places(PLACES).newcomers
+        self.gate = TlsGate(
+            context, newcomers, lambda peer, why: self.reasons.append(f"{peer} {why}")
+        )
+
+    @property
+    def waiting(self) -> int:
+        """Number of handshakes that are not complete."""
+        return len(self.gate.newcomers)
 
 
 @pytest.fixture
@@ -225,10 +237,10 @@ async def test_a_connection_is_made_when_its_handshake_is_complete(
     door: Door, app: App, trusted: ssl.SSLContext
 ) -> None:
     peer = Peer(door.gate, app, trusted)
-    assert (app.transport, door.gate.waiting) == (None, 1)
+    assert (app.transport, door.waiting) == (None, 1)
     peer.shake_hands()
     assert app.transport is peer.server
-    assert (door.gate.waiting, door.reasons) == (0, [])
+    assert (door.waiting, door.reasons) == (0, [])
     peer.send(b"foo")
     app.transport.write(b"bar")
     assert (app.received, peer.received()) == (b"foo", b"bar")
@@ -406,9 +418,9 @@ async def test_plain_http_is_told_that_the_port_speaks_tls(
     assert b"connect with figgs://, wombats:// or https://" in peer.raw.sent
     assert peer.raw.wrote_end
     assert "192.0.2.1:7 this is not TLS" in door.reasons[0]
-    assert (app.transport, door.gate.waiting) == (None, 1)
+    assert (app.transport, door.waiting) == (None, 1)
     peer.raw.protocol.connection_lost(None)
-    assert door.gate.waiting == 0
+    assert door.waiting == 0
 
 
 async def test_other_plain_peers_are_closed_and_named_in_the_log(door: Door, app: App) -> None:
@@ -419,17 +431,32 @@ async def test_other_plain_peers_are_closed_and_named_in_the_log(door: Door, app
 
 
 async def test_further_handshakes_are_refused_at_once(door: Door, app: App) -> None:
-    waiting = [Peer(door.gate, app) for _ in range(HANDSHAKES_MAX)]
+    waiting = [Peer(door.gate, app) for _ in range(PLACES)]
     more = Peer(door.gate, app)
     assert (more.raw.aborted, door.reasons) == (
         True,
-        ["192.0.2.1:7 too many TLS handshakes at once"],
+        ["192.0.2.1:7 limits.handshakes_max is reached: too many TLS handshakes at once"],
     )
     more.server.connection_lost(None)
     for peer in waiting:
         peer.server.connection_lost(None)
-    assert door.gate.waiting == 0
+    assert door.waiting == 0
     assert not Peer(door.gate, app).raw.aborted
+
+
+async def test_an_address_with_all_handshakes_gives_way_to_others(
+    door: Door, app: App, trusted: ssl.SSLContext
+) -> None:
+    idle = [Peer(door.gate, app) for _ in range(PLACES)]
+    idle[0].send_raw(b"\x16\x03\x01")
+    other = Peer(door.gate, app, trusted, address="192.0.2.2")
+    assert [one.raw.aborted for one in idle] == [True] + [False] * (PLACES - 1)
+    assert "192.0.2.1:7 the TLS handshake is not complete" in door.reasons[0]
+    idle[0].server.connection_lost(None)
+    other.shake_hands()
+    other.send(b"hello")
+    assert app.received == b"hello"
+    assert door.waiting == PLACES - 1
 
 
 async def test_a_handshake_has_a_limit_of_bytes(door: Door, app: App) -> None:

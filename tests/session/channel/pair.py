@@ -34,6 +34,7 @@ from headrace.session.channel.membership import (
 from headrace.session.client import Broken, ConnectionState, Finished
 from headrace.wire.channel import Delivered
 from tests.broker.channel.world import NAME, World, collect, rule
+from tests.fakes.places import Places
 
 HEADER_BYTES = 4
 
@@ -80,7 +81,7 @@ class Pair:
             metrics=metrics,
             broker=SimpleNamespace(store=store),
             throttle=throttle,
-            strangers=Strangers(loop, limits),  # type: ignore[arg-type]
+            strangers=Strangers(loop, limits, Places().newcomers),  # type: ignore[arg-type]
             subscriptions=Tally("subscriptions_max", lambda: rules, lambda: 0, metrics),
             output_bytes=0,
             why_not_created=lambda names: "",

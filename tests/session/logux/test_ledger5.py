@@ -1,6 +1,6 @@
 """The ledger of a node: what the node has received of its channels, over all its connections."""
 
-from headrace.session.logux.server5 import UNANSWERED_MAX, Ledger
+from headrace.session.logux.server5 import PLACES_MAX, UNANSWERED_MAX, Ledger
 
 
 def test_what_is_answered_is_known():
@@ -60,3 +60,15 @@ def test_a_log_that_is_made_anew_meanwhile_is_forgotten():
     ledger.sent("a", 1, 2)
     ledger.answered(1)
     assert ledger.connected(2, 1).place("a", is_resumed=True) == 0
+
+
+def test_the_channels_of_a_node_are_limited_over_all_its_connections():
+    ledger = Ledger()
+    for number in range(1, PLACES_MAX + 11):
+        ledger.sent(f"channel {number}", number, 1)
+        ledger.answered(1)
+        if number % 1000 == 0:
+            ledger = ledger.connected(1, 0)
+    assert len(ledger._places) == PLACES_MAX
+    assert ledger.place("channel 10", is_resumed=True) == 0, "its history is sent again"
+    assert ledger.place("channel 11", is_resumed=True) == 11

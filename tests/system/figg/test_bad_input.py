@@ -115,9 +115,10 @@ def test_the_largest_frame_is_not_refused(wire: Wire) -> None:
     wire.publish(b"y" * 255, bytes(262_144))
 
 
-def test_why_a_connection_was_closed_is_logged(server: ServerProcess, connect: Connect) -> None:
+def test_why_a_connection_was_closed_is_logged(start: Start) -> None:
+    server = start()  # a busy one sums up what one address does
     before = len(server.stderr)
-    with connect() as wire:
+    with Wire(server.figg) as wire:
         wire.send(frame(figg.PING, U64, version=77))
         wire.until_closed()
     wait_until(lambda: "77" in server.stderr[before:], 30, "the version in the log")

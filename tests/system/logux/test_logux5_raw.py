@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from headrace.server.logux.feeds import FILTERS_MAX
 from headrace.testing import ServerProcess
 from tests.system.logux.raw import Client, Open
 
@@ -158,6 +159,14 @@ def test_each_filter_is_unsubscribed_for_itself(open_: Open) -> None:
     peer.subscribe("y")
     writer.answered(event(3, "y"))
     assert peer.hear() == event(3, "y")
+
+
+def test_the_filters_of_a_channel_are_limited(open_: Open) -> None:
+    peer = Peer(open_(), "b:1:t")
+    answers = [peer.subscribe(filter={"n": number})[-1][2] for number in range(FILTERS_MAX + 1)]
+    assert {one["type"] for one in answers[:-1]} == {"logux/processed"}
+    assert (answers[-1]["type"], answers[-1]["reason"]) == ("logux/undo", "tooManyChannels")
+    assert peer.subscribe(filter={"n": 0})[-1][2]["type"] == "logux/processed"
 
 
 def test_every_subscription_is_answered(open_: Open) -> None:

@@ -10,7 +10,7 @@ import pytest
 from websockets.frames import Opcode
 
 from headrace.testing import ServerProcess, wait_until
-from tests.system.conftest import Dial
+from tests.system.conftest import Dial, Start
 from tests.system.support import metrics, resident_bytes
 from tests.system.wombat.foreign import (
     ACK,
@@ -428,9 +428,8 @@ def test_a_topic_too_many_is_refused(dial: Dial, name: str) -> None:
     assert "topics_attached_max" in closed.reason
 
 
-def test_why_a_connection_was_closed_is_logged_and_counted(
-    server: ServerProcess, dial: Dial
-) -> None:
+def test_why_a_connection_was_closed_is_logged_and_counted(start: Start) -> None:
+    server = start()  # a busy one sums up what one address does
     key = "headrace_connections_closed_for_bad_input_total"
     for bad, word in [
         (frame(pack({"type": 4711})), "4711"),
@@ -438,9 +437,9 @@ def test_why_a_connection_was_closed_is_logged_and_counted(
         (b"\x82\xff" + (123456789).to_bytes(8, "big"), "123456789"),
     ]:
         logged, counted = len(server.stderr), metrics(server)[key]
-        wire = dial()
-        wire.send_bytes(bad)
-        _, closed = wire.until_closed()
+        with Wire(server.ws) as wire:
+            wire.send_bytes(bad)
+            _, closed = wire.until_closed()
         assert word in closed.reason
         if closed.code != TOO_BIG:  # refused publishes of an address are logged as a sum
             wait_until(lambda: word in server.stderr[logged:], 30, f"{word} in the log")  # noqa: B023

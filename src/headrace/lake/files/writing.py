@@ -375,8 +375,9 @@ class SortedFile:
     def finish(self, footer: Mapping[str, str], check: Callable[[UnsentFile], object]) -> MadeFile:
         """Complete the file and make it durable, unless `check` raises an error.
 
-        The check reads the file before it is sent. A store then only has to prove that it has the same bytes,
-        which `keep` asks of it, so nothing is fetched twice.
+        The check reads the file before it is sent. Object storage and HDFS then only have to prove that they
+        have the same bytes, which `keep` asks of them, so nothing is fetched twice. A directory has the very
+        file that was read.
         """
         self._write_group()
         self._writer.add_key_value_metadata(dict(footer))

@@ -12,8 +12,8 @@ Topics under some prefixes have an *owner*, which stores their records and recog
 records of a piece wait until the owned records are durable, and only then the batch's progress is recorded.
 After a crash the owner gets the records again, and stores none of them twice.
 
-A batch that an owner would refuse must not be decided, so owners check it first. Later requests wait and are
-decided after it.
+A batch that an owner would refuse must not be decided, so owners check it first. Before that, the caller may
+refuse its topics (`Judge`). Later requests wait and are decided after it.
 
 A number that was decided before is a duplicate; a number that was skipped is refused. Elsewhere: staged
 files (`staging.py`), their blocks (`blocks.py`), entries (`log/commit/`), and applying them (`log/apply/`).
@@ -22,9 +22,8 @@ files (`staging.py`), their blocks (`blocks.py`), entries (`log/commit/`), and a
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import partial
-from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -56,9 +55,11 @@ if TYPE_CHECKING:
 Answer = Callable[[BatchAnswer | BatchRefusedError | None], None]
 """Called with None if the store stops before the answer: the caller must repeat the request later."""
 
+Judge = Callable[[Collection[str]], BatchRefusedError | None]
+"""Function of a batch's topics that returns the reason why the batch is not decided; None if it is."""
+
 logger = logging.getLogger(__name__)
 
-_TOPICS_AT_ONCE = 500
 _PIECES_MAX = 2
 """Largest number of uncommitted pieces of a batch: one is written while one gathers."""
 
@@ -67,6 +68,8 @@ class _Batch:
     def __init__(self, decision: Decision, progress: Progress) -> None:
         self.decision = decision
         self.producer, self.number, self.files = decision
+        self.judge: Judge | None = None
+        """Called once the topics are known; None afterwards."""
         self.prefixes: frozenset[str] | None = None
         """Prefixes of the owners of its topics; None until they are known."""
         self.checking = False
@@ -178,10 +181,19 @@ class Batches:
             self._add(self._held)
         self._check_all()
 
-    def decide(self, producer: str, number: int, staged: Sequence[str], answer: Answer) -> None:
+    def decide(
+        self,
+        producer: str,
+        number: int,
+        staged: Sequence[str],
+        answer: Answer,
+        judge: Judge = lambda topics: None,
+    ) -> None:
         """Append the staged files' records, unless this number was decided before.
 
-        Raises UnknownStagedError, StagedClaimedError or BatchNumberError; then nothing is decided.
+        Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
+        is decided. The same holds for a batch with records for a closed topic. If the topics must be read
+        from the files, `answer` gets the refusal later.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -203,9 +215,12 @@ class Batches:
             return
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
-        batch.asked = answer
-        batch.prefixes = self._staging.prefixes(decision.files)
-        batch.checked = batch.prefixes == frozenset() and not self._closed.may_exist
+        batch.asked, batch.judge = answer, judge
+        topics = self._staging.topics(decision.files)
+        if topics is not None and (refused := self._judge(batch, topics)):
+            self._staging.release(decision.files)
+            raise refused
+        batch.checked = batch.prefixes == frozenset()
         self._batches.append(batch)
         if batch.checked:
             self._decide_checked()
@@ -269,46 +284,32 @@ class Batches:
 
     def _check(self, batch: _Batch) -> None:
         batch.checking = True
-        if not self._closed.may_exist:
-            self._find_owners(batch)
+        if batch.prefixes is not None:
+            self._ask_owners(batch, iter(sorted(batch.prefixes)))
             return
-        blocks = partial(_blocks, self._layout, batch.files, self._piece_bytes)
+        blocks = self._blocks(batch, ("",))
         self._runner.background(
             lambda: frozenset(one.topic for one in blocks()), partial(self._found_topics, batch)
         )
 
-    def _found_topics(self, batch: _Batch, topics: frozenset[str] | BaseException) -> None:
-        if isinstance(topics, BaseException):
-            self._was_checked(batch, topics)
+    def _found_topics(self, batch: _Batch, found: frozenset[str] | BaseException) -> None:
+        if isinstance(found, BaseException):
+            self._was_checked(batch, found)
+        elif refused := self._judge(batch, found):
+            self._was_checked(batch, refused)
         else:
-            self._look_for_closed(batch, iter(topics))
-
-    def _look_for_closed(self, batch: _Batch, topics: Iterator[str]) -> None:
-        """Refuse a batch with records for a closed topic. Looks at some topics, then lets others work."""
-        some = list(islice(topics, _TOPICS_AT_ONCE))
-        if name := self._closed.first(some, self._store.look):
-            self._was_checked(batch, BatchRefusedError(closed_reason(name)))
-        elif some:
-            self._runner.soon(partial(self._look_for_closed, batch, topics))
-        else:
-            self._find_owners(batch)
-
-    def _find_owners(self, batch: _Batch) -> None:
-        if batch.prefixes is not None:
+            assert batch.prefixes is not None
             self._ask_owners(batch, iter(sorted(batch.prefixes)))
-            return
-        blocks = self._blocks(batch, self._prefixes)
-        self._runner.background(
-            lambda: frozenset(prefix_of(one.topic, self._prefixes) or "" for one in blocks()),
-            partial(self._found_prefixes, batch),
-        )
 
-    def _found_prefixes(self, batch: _Batch, prefixes: frozenset[str] | BaseException) -> None:
-        if isinstance(prefixes, BaseException):
-            self._was_checked(batch, prefixes)
-        else:
-            batch.prefixes = prefixes
-            self._ask_owners(batch, iter(sorted(prefixes)))
+    def _judge(self, batch: _Batch, topics: frozenset[str]) -> BatchRefusedError | None:
+        """Note the owners of a batch's topics. Return the reason why the batch is not decided, if any."""
+        judge, batch.judge = batch.judge, None
+        found = {prefix_of(topic, self._prefixes) for topic in topics}
+        batch.prefixes = frozenset(prefix for prefix in found if prefix is not None)
+        refused = judge(topics) if judge is not None else None
+        if refused is None and (name := self._closed.first(topics, self._store.look)):
+            refused = BatchRefusedError(closed_reason(name))
+        return refused
 
     def _ask_owners(
         self, batch: _Batch, prefixes: Iterator[str], error: BaseException | None = None
@@ -501,20 +502,13 @@ class Batches:
 def _blocks_under(
     prefixes: Sequence[str], layout: Layout, files: list[StagedFile], bytes_max: int
 ) -> Iterator[Block]:
-    """Yield the blocks of topics under some prefixes, in order."""
-    for block in _blocks(layout, files, bytes_max):
-        if prefix_of(block.topic, prefixes) is not None:
-            yield block
-
-
-def _blocks(layout: Layout, files: list[StagedFile], bytes_max: int) -> Iterator[Block]:
-    """Yield the blocks of all topics, in order. Damage is reported later, on appending."""
+    """Yield the blocks of topics under some prefixes, in order. Damage is reported later, on appending."""
     for file in files:
         path, position = layout.staged_file(file.id.hex()), 0
         while position < file.size:
             blocks = read_staged(path, position, file.size, bytes_max)
             for what, _ in blocks:
-                if isinstance(what, Block):
+                if isinstance(what, Block) and prefix_of(what.topic, prefixes) is not None:
                     yield what
             position = blocks[-1].next
 

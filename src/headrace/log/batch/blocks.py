@@ -77,8 +77,6 @@ class BlockDecoder:
         self._seed = seed
         self.records = 0
         """Number of records in all blocks so far."""
-        self.prefixes: set[str] = set()
-        """Keys of `checks` with which topics of the upload begin."""
         self.topics: dict[str, None] = {}
         """Topics of the blocks since the caller last emptied this. A topic may come again."""
         self._rest = b""
@@ -157,7 +155,6 @@ class BlockDecoder:
         prefix = prefix_of(block.topic, self._checks)
         if prefix is None:
             return
-        self.prefixes.add(prefix)
         for number, payload in enumerate(block.payloads(), 1):
             try:
                 self._checks[prefix](payload)

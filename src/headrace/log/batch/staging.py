@@ -34,6 +34,13 @@ ROOM_BYTES_MIN = 64 << 20
 
 _ROOM_STEP_BYTES = 8 << 20
 
+FILES_MAX = 250_000
+"""Uploads that are kept at a time. An upload without records takes room too."""
+UPLOAD_TOPICS_MAX = 1000
+"""Topics of one upload that are remembered. Those of others are read from the file when they are needed."""
+TOPICS_MAX = 100_000
+"""Topics of all uploads that are remembered."""
+
 _NAME = re.compile(r"[0-9a-f]{32}")
 _UNFINISHED = ".new"
 
@@ -45,8 +52,8 @@ class CompleteUpload:
     since_s: float
     """Time of the upload, by the monotonic clock."""
     claimed: bool = False
-    prefixes: frozenset[str] | None = None
-    """Prefixes of the owners of its topics; None, for unknown, if the file is from before the start."""
+    topics: frozenset[str] | None = None
+    """Its topics; None, for unknown, if they are many or the file is from before the start."""
 
 
 class StagingUpload:
@@ -66,6 +73,8 @@ class StagingUpload:
         self._fd: int | None = None
         self._written = self._sync_started = 0
         self._lock = threading.Lock()
+        self.topics: frozenset[str] | None = frozenset()
+        """Topics that `take_topics` has returned; None if they are many."""
         self._over = False
         """True once the upload was aborted: a thread that still works on it must not recreate the file."""
 
@@ -76,11 +85,10 @@ class StagingUpload:
     def take_topics(self) -> Collection[str]:
         """Return the topics that have come since the last call. Not to be called during `feed`."""
         topics, self._decoder.topics = self._decoder.topics, {}
+        if self.topics is not None:
+            known = self.topics.union(topics) if topics else self.topics
+            self.topics = known if len(known) <= UPLOAD_TOPICS_MAX else None
         return topics
-
-    @property
-    def prefixes(self) -> frozenset[str]:
-        return frozenset(self._decoder.prefixes)
 
     def feed(self, *data: bytes) -> None:
         """Check and write the data that has arrived; raise BadBlockError or StagingFullError."""
@@ -143,6 +151,8 @@ class Staging:
         self.limits = limits
         self._checks = checks
         self._files: dict[str, CompleteUpload] = {}
+        self._topics = 0
+        """Topics that are remembered, counted for each file."""
         self._swept_s = 0.0
         self.bytes = 0
         """Size of all files, including those that are being uploaded."""
@@ -162,6 +172,10 @@ class Staging:
     # Uploading
 
     def begin(self) -> StagingUpload:
+        if len(self._files) >= FILES_MAX:
+            raise StagingFullError(
+                f"{len(self._files)} uploads wait for their batches: upload again when there are fewer"
+            )
         return StagingUpload(self._layout, self._disk, self._checks, self._now_ms)
 
     def reserve(self, upload: StagingUpload, size: int) -> None:
@@ -192,8 +206,13 @@ class Staging:
 
     def keep(self, upload: StagingUpload) -> None:
         """Add the file of a finished upload."""
+        upload.take_topics()
+        topics = upload.topics
+        if topics is not None and self._topics + len(topics) > TOPICS_MAX:
+            topics = None
+        self._topics += len(topics or ())
         self._files[upload.id] = CompleteUpload(
-            upload.id, upload.size, self._elapsed_s(), prefixes=upload.prefixes
+            upload.id, upload.size, self._elapsed_s(), topics=topics
         )
 
     def drop(self, upload: StagingUpload) -> None:
@@ -224,14 +243,14 @@ class Staging:
         for file in files:
             self._files[file.id.hex()].claimed = False
 
-    def prefixes(self, files: Iterable[StagedFile]) -> frozenset[str] | None:
-        """Return the prefixes of the owners of the files' topics; None if they are not known."""
+    def topics(self, files: Iterable[StagedFile]) -> frozenset[str] | None:
+        """Return the topics of the files; None if they are not known."""
         found: set[str] = set()
         for file in files:
-            prefixes = self._files[file.id.hex()].prefixes
-            if prefixes is None:
+            topics = self._files[file.id.hex()].topics
+            if topics is None:
                 return None
-            found |= prefixes
+            found |= topics
         return frozenset(found)
 
     def restore_claims(self, files: Iterable[StagedFile]) -> None:
@@ -244,19 +263,23 @@ class Staging:
     def forget(self, files: Iterable[StagedFile]) -> None:
         """Forget files that the applier has deleted."""
         for file in files:
-            staged = self._files.pop(file.id.hex(), None)
+            staged = self._files.get(file.id.hex())
             if staged is not None:
-                self.bytes -= staged.size
+                self._forget(staged)
 
     def discard(self, ids: Collection[str]) -> None:
         """Delete the files that exist and that no batch has claimed."""
         found = [self._files[one] for one in dict.fromkeys(ids) if one in self._files]
         self._delete([staged for staged in found if not staged.claimed])
 
+    def _forget(self, staged: CompleteUpload) -> None:
+        del self._files[staged.id]
+        self.bytes -= staged.size
+        self._topics -= len(staged.topics or ())
+
     def _delete(self, files: Sequence[CompleteUpload]) -> None:
         for staged in files:
-            del self._files[staged.id]
-            self.bytes -= staged.size
+            self._forget(staged)
         paths = [self._layout.staged_file(staged.id) for staged in files]
         if paths:
             self._runner.background(partial(_unlink, self._disk, paths), lambda _: None)

@@ -4,6 +4,8 @@ Uploads are checked and written in threads, one piece at a time, while the next 
 """
 
 import asyncio
+from collections.abc import Collection
+from functools import partial
 from typing import Annotated
 
 import msgspec
@@ -13,6 +15,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from headrace.access.operations import Operation
+from headrace.access.principals import Kind
 from headrace.log.batch.staging import StagingUpload
 from headrace.log.embedded import EmbeddedStore
 from headrace.log.store import (
@@ -22,7 +25,8 @@ from headrace.log.store import (
     BatchAnswer,
     BatchRefusedError,
 )
-from headrace.server.http.gate import check, rights
+from headrace.server.access import asked_for
+from headrace.server.http.gate import check, may, rights
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, body_is_taken, check_length, too_long
 from headrace.server.metrics.metrics import Metrics
@@ -49,6 +53,14 @@ class BatchRequest(msgspec.Struct, forbid_unknown_fields=True):
     producer: str
     number: Number
     staged: Annotated[list[str], msgspec.Meta(max_length=BATCH_FILES_MAX)]
+
+
+class _NotAllowedError(BatchRefusedError):
+    """A batch has a topic that may not be written, or not be made. Nothing is decided."""
+
+    def __init__(self, answer: HTTPException) -> None:
+        super().__init__(answer.detail)
+        self.answer = answer
 
 
 class BatchesApi:
@@ -117,9 +129,28 @@ class BatchesApi:
 
     def _check_topics(self, request: Request, upload: StagingUpload) -> None:
         for topic in upload.take_topics():
-            check(request, Operation.PUBLISH, topic)
-            if not self._store.look(topic).exists:
-                check(request, Operation.CREATE, topic)
+            missing = self._missing_right(request, topic)
+            if missing is not None:
+                check(request, missing, topic)
+
+    def _judge(self, request: Request, topics: Collection[str]) -> BatchRefusedError | None:
+        """Return the reason why a request may not write these topics. They may come from other requests."""
+        for topic in topics:
+            missing = self._missing_right(request, topic)
+            if missing is not None:
+                return _NotAllowedError(_forbidden(request, missing, topic))
+        if why := self._limits.why_not_created(topics):
+            text = f"{why}: the batch would make further topics; its uploads are kept"
+            return _NotAllowedError(HTTPException(507, text))
+        late = self._limits.charge_topics(request, topics)
+        return None if late is None else _NotAllowedError(late)
+
+    def _missing_right(self, request: Request, topic: str) -> Operation | None:
+        if not may(request, Operation.PUBLISH, topic):
+            return Operation.PUBLISH
+        if not self._store.look(topic).exists and not may(request, Operation.CREATE, topic):
+            return Operation.CREATE
+        return None
 
     async def decide(self, request: Request) -> Response:
         asked = _decode(await body(request, BATCH_BODY_BYTES_MAX))
@@ -131,7 +162,11 @@ class BatchesApi:
             if not answered.done():
                 answered.set_result(given)
 
-        self._store.batches.decide(asked.producer, asked.number, asked.staged, answer)
+        judge = partial(self._judge, request)
+        try:
+            self._store.batches.decide(asked.producer, asked.number, asked.staged, answer, judge)
+        except _NotAllowedError as error:
+            raise error.answer from None
         named = {"producer": asked.producer, "number": asked.number}
         try:
             async with asyncio.timeout(ANSWER_S):
@@ -141,11 +176,25 @@ class BatchesApi:
             return JSONResponse({**named, "pending": True}, 202)
         if given is None:
             raise HTTPException(503, _STOPPING)
+        if isinstance(given, _NotAllowedError):
+            raise given.answer
         if isinstance(given, BatchRefusedError):
             raise given
         if given.duplicate:
             self._metrics.count("duplicates_refused_total")
         return JSONResponse({**named, **given._asdict()})
+
+
+def _forbidden(request: Request, missing: Operation, topic: str) -> HTTPException:
+    """Return the answer to a peer that may not write a topic. Somebody else may have uploaded its name."""
+    may_know = any(
+        may(request, one, topic)
+        for one in (Operation.PUBLISH, Operation.INSPECT, Operation.SUBSCRIBE)
+    )
+    named = asked_for(missing, topic) if may_know else f"{missing} of a topic of the batch"
+    if rights(request).principal.kind is Kind.ANONYMOUS:
+        return HTTPException(401, f"a token is needed for {named}; the uploads are kept")
+    return HTTPException(403, f"the credentials have no grant for {named}; the uploads are kept")
 
 
 def _decode(data: bytes) -> BatchRequest:

@@ -1,13 +1,15 @@
 """HTTP connections as the limits of peers count them: in total, of each address, and of each principal.
 
 They are counted apart from the connections of other protocols, so that a server that is full of clients
-still answers its operator. Elsewhere: the counts (`server/peers/tally.py`), and limits of requests
-(`requests.py`, `limits.py`).
+still answers its operator. When there is no room, a connection gives way to another address, unless a request
+with credentials is being answered on it (`server/peers/newcomers.py`). Elsewhere: the counts
+(`server/peers/tally.py`), and limits of requests (`requests.py`, `limits.py`).
 """
 
 from collections.abc import Callable
 
-from headrace.access.principals import Principal
+from headrace.access.principals import Kind, Principal
+from headrace.server.peers.newcomers import GAVE_WAY, Newcomers
 from headrace.server.peers.tally import Tally, Who
 
 TURNED_AWAY_MAX = 100
@@ -24,9 +26,11 @@ class HttpConnections:
         tally: Tally,
         at_once_max: Callable[[], int],
         refused: Callable[[str, str], None],
+        newcomers: Newcomers,
     ) -> None:
         """`refused` is called with the name of a peer, and with the reason why it was turned away."""
         self.tally = tally
+        self.newcomers = newcomers
         self.at_once_max = at_once_max
         """Return the largest number of connections that are accepted in one iteration of the loop."""
         self.refused = refused
@@ -37,10 +41,12 @@ class HttpConnections:
 class CountedConnection:
     """One connection. It belongs to the principal of its last request."""
 
-    __slots__ = ("_all", "_peer", "_who", "why_refused")
+    __slots__ = ("_abort", "_all", "_peer", "_who", "why_refused")
 
-    def __init__(self, all_: HttpConnections, peer: str) -> None:
+    def __init__(self, all_: HttpConnections, peer: str, abort: Callable[[], None]) -> None:
+        """`abort` ends the connection at once."""
         self._all = all_
+        self._abort = abort
         self._peer = peer
         self._who = Who.of_address(peer.rpartition(":")[0])
         self.why_refused = all_.tally.refusal(self._who)
@@ -49,7 +55,19 @@ class CountedConnection:
             all_.turned_away += 1
             all_.refused(peer, self.why_refused)
         else:
+            if all_.tally.total >= all_.newcomers.places_max():
+                all_.newcomers.make_room(self._who.address)
             all_.tally.add(self._who)
+            self.answered()
+
+    def give_way(self) -> None:
+        self._all.refused(self._peer, GAVE_WAY)
+        self._abort()
+
+    def answered(self) -> None:
+        """Note that no request is being answered any more: the connection may give way."""
+        if not self.why_refused:
+            self._all.newcomers.add(self, self._who.address)
 
     @property
     def has_no_room(self) -> bool:
@@ -68,12 +86,15 @@ class CountedConnection:
                 self._move(Who(after.address))
                 self._all.refused(self._peer, why)
                 return why
+        if principal.kind is not Kind.ANONYMOUS or principal.grants:
+            self._all.newcomers.leave(self)
         return ""
 
     def end(self) -> None:
         if self.why_refused:
             self._all.turned_away -= 1
         else:
+            self._all.newcomers.leave(self)
             self._all.tally.add(self._who, -1)
 
     def _move(self, after: Who) -> None:

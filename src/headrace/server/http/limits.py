@@ -40,6 +40,17 @@ class HttpLimits:
                 f"a rate or a quota is reached: send this again in {retry_after_s} s", retry_after_s
             )
 
+    def charge_topics(self, request: Request, topics: Collection[str]) -> OverLimitError | None:
+        """Charge the topics that a batch makes. Return an error if it has to wait for their rate."""
+        throttle = self._connections.throttle
+        if not throttle.is_active:
+            return None
+        retry_after_s = throttle.retry_after_s(who_of(request), Cost(0, 0, topics), quotas=False)
+        if not retry_after_s:
+            return None
+        text = f"the rate of new topics is reached: send this again in {retry_after_s} s"
+        return OverLimitError(text, retry_after_s)
+
     def charge_more(self, request: Request, records: int, size: int) -> None:
         """Charge what has come already: later publishes have to wait for it."""
         if self._connections.throttle.is_active:

@@ -44,6 +44,8 @@ from headrace.server.tls.transport import TlsGate, TlsTransport, peer_certificat
 
 REQUEST_TIMEOUT_S = 10.0
 """Time in which a request's head must arrive, counted from the connection or from its first byte."""
+IDLE_TIMEOUT_S = 10
+"""Time after an answer in which the next request must begin. Longer than common clients keep a connection."""
 PIPELINED_MAX = 16
 """Requests of one connection that wait for the answer to an earlier one."""
 
@@ -114,7 +116,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._certificate = peer_certificate(transport)
         self._ending = _Transport(transport, self)
         super().connection_made(self._ending)  # type: ignore[arg-type]
-        self._counted = CountedConnection(self._shared.connections, self._peer)
+        self._counted = CountedConnection(self._shared.connections, self._peer, transport.abort)
         if self._counted.has_no_room:
             transport.abort()
         else:
@@ -201,7 +203,11 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._unanswered:  # empty if the connection is lost
             self._unanswered.popleft().release()
         super().on_response_complete()
-        if self._refusal is not None and not self._unanswered:
+        if self._unanswered:
+            return
+        if not self.transport.is_closing():
+            self._counted.answered()
+        if self._refusal is not None:
             self._answer(self._refusal)
 
     # Refusals
@@ -248,6 +254,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def _cut_short(self, cycle: RequestResponseCycle, *, at_once: bool = False) -> None:
         """End the connection, because the application gives up an answer that it has begun."""
+        if cycle.response_complete:
+            return  # the connection belongs to the next request already
         # Otherwise uvicorn would log the missing rest as an error of the application.
         cycle.disconnected = True
         if at_once:
@@ -343,6 +351,7 @@ class HttpListener:
             access_log=False,
             lifespan="off",
             proxy_headers=False,  # a peer's address is that of its connection, whatever it says
+            timeout_keep_alive=IDLE_TIMEOUT_S,
             timeout_graceful_shutdown=_STOP_TIMEOUT_S,
         )
         self._server = _Uvicorn(config, shared.connections.at_once_max)

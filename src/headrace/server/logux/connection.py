@@ -334,6 +334,14 @@ class LoguxConnection(PingedConnection):
         self._count_subscriptions()
         return subscription
 
+    def refuse_peer(self, reason: str) -> None:
+        """End the connection before any further command of the peer."""
+        self._refuse(self._session.refuse(reason))
+
+    def why_not_subscribed(self) -> str:
+        """Return the reason why one more subscription is refused; empty if it is accepted."""
+        return self._why_not_subscribed()
+
     def unfollow(self, name: str) -> None:
         if self._subscriptions and name in self._subscriptions:
             self._drop(name)

@@ -1,5 +1,6 @@
 """Feeds of a Logux connection: the whole log, or in protocol 5 the channels that the peer asks for."""
 
+import hashlib
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING
@@ -33,6 +34,9 @@ _HELD_S = 30.0
 
 _UNANSWERED_MAX = 100
 """Unanswered requests for a channel while its history is being sent. Further requests are refused."""
+
+FILTERS_MAX = 100
+"""Filters of one channel of a peer. Requests with further ones are refused."""
 
 
 class Feed:
@@ -82,6 +86,9 @@ class WholeLog(Feed):
     def do(self, command: object) -> None:
         assert isinstance(command, Follow)
         connection, hub = self._connection, self._connection.hub
+        if why := connection.why_not_subscribed():
+            connection.refuse_peer(why)
+            return
         topic = connection.store_topic
         self._born = topic.end_ordinal
         self._echoes = Echoes(
@@ -164,19 +171,18 @@ class LoguxChannels(Feed):
 
     def _subscribe(self, command: Subscribe) -> None:
         connection = self._connection
-        channels_max = connection.hub.shared.limits.topics_attached_max
         action = command.action
         meta = {"created": action.meta.created, "origin": self._session.node}
         known = self._channels.get(command.channel)
         if not connection.may("send", action.event, meta):
             self._session.undo(command, DENIED)
-        elif known is not None and len(known.asked) < _UNANSWERED_MAX:
+        elif known is not None and known.has_room(command):
             # The peer has, or is getting, the whole history of the channel. Sending it once is enough.
             known.ask(command)
             subscription = known.subscription
             if subscription is not None and subscription.state is SubscriptionState.LIVE:
                 self.live(subscription)
-        elif known is not None or len(self._channels) >= channels_max:
+        elif known is not None or self._is_full():
             self._session.undo(command, _TOO_MANY)
         else:
             channel = _Channel(connection, self._session, command.channel)
@@ -184,6 +190,14 @@ class LoguxChannels(Feed):
             self._channels[command.channel] = channel
             connection.later(_HELD_S, channel.let_go)
             self._locate(channel, command.since)
+
+    def _is_full(self) -> bool:
+        """True if the peer may have no further channel."""
+        shared = self._connection.hub.shared
+        if len(self._channels) >= shared.limits.topics_attached_max:
+            shared.metrics.count_limit("topics_attached_max")
+            return True
+        return bool(self._connection.why_not_subscribed())
 
     def _unsubscribe(self, command: Unsubscribe) -> None:
         channel = self._channels.get(command.channel)
@@ -236,8 +250,8 @@ class LoguxChannels(Feed):
 
 
 def _key(chosen: object) -> bytes:
-    """Return the key of a filter. Clients have one subscription per filter; filters narrow nothing here."""
-    return msgspec.json.encode(chosen)
+    """Return a hash of a filter. Clients have one subscription per filter; filters narrow nothing here."""
+    return hashlib.blake2b(msgspec.json.encode(chosen), digest_size=16).digest()
 
 
 class _Channel:
@@ -264,6 +278,11 @@ class _Channel:
     def ask(self, command: Subscribe) -> None:
         self.asked.append(command)
         self.filters.add(_key(command.filter))
+
+    def has_room(self, command: Subscribe) -> bool:
+        """True if the peer may ask for the channel once more, with this filter."""
+        is_known = _key(command.filter) in self.filters
+        return len(self.asked) < _UNANSWERED_MAX and (is_known or len(self.filters) < FILTERS_MAX)
 
     def answer(self, mark: LogMark) -> None:
         asked, self.asked = self.asked, []

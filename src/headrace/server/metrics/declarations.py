@@ -27,8 +27,8 @@ CONNECTION_STATES = ("open", "paused", "held", "closing")
 
 COUNTERS = {
     "connections_total": "Connections that arrived, including refused ones.",
-    "connections_refused_total": "Connections refused because of connections_max, also of HTTP, "
-    "or while stopping.",
+    "connections_refused_total": "Connections refused because of connections_max, also of HTTP, or of "
+    "handshakes_max, while stopping, or ended because another address needed their place.",
     "connections_closed_for_bad_input_total": "Connections closed because "
     "their peer broke the protocol or a limit.",
     "http_requests_refused_total": "HTTP requests that broke a limit of size, number "
@@ -74,7 +74,7 @@ LIMITS = (
     *("records_per_s", "bytes_per_s", "topics_per_s", "quota_bytes"),
     *("connections_max", "subscriptions_max", "waiting_max", "topics_max", "channels_max"),
     *("topics_attached_max", "output_bytes_max", "output_total_bytes_max", "held_bytes_max"),
-    *("authentication_s", "authentication_bytes_max"),
+    *("authentication_s", "authentication_bytes_max", "handshakes_max"),
 )
 """Settings that are limits. Rates and quotas let publishers wait, the others refuse."""
 
@@ -109,7 +109,8 @@ LABELLED_COUNTERS = {
 
 LABELLED_GAUGES = {
     "open_connections": Labelled(
-        "Open connections. `paused`: not read because of a limit. `held`: after a refused publish.",
+        "Open connections. `paused`: not read because of a limit. `held`: after a refused publish, "
+        "or until there is memory for publishes that wait.",
         {"protocol": (*PROTOCOLS, "http"), "state": CONNECTION_STATES},
     ),
     "open_subscriptions": Labelled(

@@ -7,7 +7,6 @@ the peer is (`rights.py`), what all connections share (`connections.py`); `topic
 
 import asyncio
 import logging
-import socket
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,9 +16,13 @@ from headrace.broker.broker import BrokerSubscription
 from headrace.broker.readers import Claim
 from headrace.server.peers.connections import CROWDED_BYTES_MAX, Connections
 from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.held import PARKED_S_MAX, TOO_MUCH
+from headrace.server.peers.newcomers import GAVE_WAY
 from headrace.server.peers.output import Output
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.rights import PeerRights
+from headrace.server.peers.sink import QuietSink
+from headrace.server.peers.sockets import tune
 from headrace.server.peers.tally import Who
 from headrace.server.peers.throttle import Cost
 from headrace.server.tls.transport import peer_certificate
@@ -27,11 +30,6 @@ from headrace.session.server import Close, ServerSession, Unit
 from headrace.wire import websocket
 
 logger = logging.getLogger(__name__)
-
-UNSENT_BYTES_MAX = 1 << 18
-"""High-water mark of the transport's write buffer, which bounds the data ahead of an answer."""
-_TCP_NOTSENT_LOWAT = getattr(socket, "TCP_NOTSENT_LOWAT", 25)
-_KERNEL_UNSENT_BYTES_MAX = 1 << 17
 
 ANSWERS_BYTES_MAX = 1 << 20
 """Unread answers of a peer, in bytes, above which the peer is not read either."""
@@ -45,7 +43,7 @@ GOODBYE_TIMEOUT_S = 30.0
 """Longest wait for the last acknowledgements after the peer stopped sending or the server stopped reading."""
 
 
-class Connection:
+class Connection(QuietSink):
     """Implements the broker's `Sink`, besides `attached` and `deliver`, which depend on the protocol."""
 
     __slots__ = (
@@ -130,17 +128,13 @@ class Connection:
             shared.refused(self.peer, why)
             transport.abort()
             return
+        shared.make_room(self.who)
         shared.open.add(self)
         shared.tally.add(self.who)
         if self.rights.are_none:
-            shared.strangers.add(self)
+            shared.strangers.add(self, self.who.address)
         shared.access.hold(self.rights.principal, self.credentials_ended)
-        sock = transport.get_extra_info("socket")
-        if sock is not None and sock.family in (socket.AF_INET, socket.AF_INET6):
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            sock.setsockopt(socket.IPPROTO_TCP, _TCP_NOTSENT_LOWAT, _KERNEL_UNSENT_BYTES_MAX)
-        transport.set_write_buffer_limits(high=UNSENT_BYTES_MAX, low=UNSENT_BYTES_MAX // 4)
+        tune(transport)
 
     def lost(self) -> None:
         shared = self._shared
@@ -195,9 +189,7 @@ class Connection:
             commands.extend(self._decode_more())
         for _ in range(min(COMMANDS_AT_ONCE_MAX, len(commands))):
             if self._goodbye is not None:
-                for command, _size in commands:
-                    self._session.discard(command)
-                self._drop_commands()
+                self._discard_commands()
             if not commands:
                 break  # the last command has ended the connection
             command, size = commands[0]
@@ -254,34 +246,49 @@ class Connection:
         return None
 
     def _weight(self, command: object, size: int) -> int:
-        """Estimate the memory of a pending command of a read of `size` bytes, at least as high as it is."""
+        """Estimate the memory of a command of a read of `size` bytes, at least as high as it is."""
         return size + COMMAND_OVERHEAD_BYTES
 
     def _hold(self, weight: int) -> None:
+        memory = self._shared.held
+        if memory.is_full_for(self._held_bytes):
+            self._park(self._held_bytes + weight)
+            return
         self._held_bytes += weight
-        self._shared.throttle.held_bytes += weight
-        shared = self._shared
-        if self._held_bytes > shared.held_bytes_max and not self._paused & Pause.HELD:
-            if shared.is_crowded:
-                shared.metrics.count_limit("held_bytes_max")
+        memory.bytes += weight
+        if self._held_bytes > memory.connection_bytes_max and not self._paused & Pause.HELD:
+            if memory.is_crowded:
+                memory.count_limit()
             self.pause(Pause.HELD)
 
     def _unhold(self, weight: int) -> None:
         if weight:
+            memory = self._shared.held
             self._held_bytes -= weight
-            self._shared.throttle.held_bytes -= weight
+            memory.bytes -= weight
             # Some room must be free, so that not every publish causes a new pause.
-            if self._held_bytes <= self._shared.held_bytes_max // 2:
+            if self._held_bytes <= memory.connection_bytes_max // 2:
                 self._resume(Pause.HELD)
+
+    def _park(self, weight: int) -> None:
+        """Drop what waits, and read nothing more. The connection ends when there is memory for it."""
+        self._discard_commands()
+        close = self._session.refuse(TOO_MUCH, websocket.TRY_AGAIN_LATER)
+        self._refuse(close._replace(is_peers_fault=False), PARKED_S_MAX)
+        self._hold_timer = self._shared.loop.call_later(PARKED_S_MAX, self.end_hold)
+        self._shared.held.park(self, weight)
 
     def _discard_pending(self) -> None:
         """Discard the commands that are not executed yet, and publishes that wait among them."""
         was_held = self._is_held
+        self._discard_commands()
+        if was_held:
+            self._commands = None  # otherwise, `_carry_out` is scheduled
+
+    def _discard_commands(self) -> None:
         for command, _size in self._commands or ():
             self._session.discard(command)
         self._drop_commands()
-        if was_held:
-            self._commands = None  # otherwise, `_carry_out` is scheduled
 
     def _drop_commands(self) -> None:
         if self._commands:
@@ -361,12 +368,19 @@ class Connection:
             self.count_refusal(reason)
             self._turn_away_now(reason)
 
+    def give_way(self) -> None:
+        """End the connection at once: its peer has shown no credentials, and another one gets its place."""
+        self._shared.refused(self.peer, f"no credentials were shown yet: {GAVE_WAY}")
+        self._transport.abort()
+
     def credentials_ended(self, reason: str) -> None:
         """End the connection: the peer's credentials were revoked or have expired."""
         self.rights.publishable.clear()
         if not self.is_gone and self._goodbye is None:
             logger.info("%s: closing: %s", self.peer, reason)
             self._turn_away_now(reason, keeps_pending=False)
+        elif self._hold_timer is not None:
+            self._shared.loop.call_soon(self.end_hold)
 
     def _turn_away_now(self, reason: str, *, keeps_pending: bool = True) -> None:
         """End the connection. The periodic work calls this, and all others go on after an internal error."""
@@ -435,8 +449,8 @@ class Connection:
         """Return the reason why one more subscription is refused; empty if it is accepted."""
         return self._shared.subscriptions.refusal(self.who, self._subscription_count)
 
-    def _refuse(self, command: Close) -> None:
-        shared, held_s = self._shared, 0.0
+    def _refuse(self, command: Close, held_s: float = 0.0) -> None:
+        shared = self._shared
         if command.refused is not None:
             shared.metrics.count("connections_closed_for_bad_input_total")
             # The peer would send the same publish again at once.
@@ -463,6 +477,7 @@ class Connection:
             self._hold_timer.cancel()
             self._hold_timer = None
             self._shared.refusals.release(self)
+            self._shared.held.release(self)
 
     @property
     def state(self) -> str:
@@ -503,8 +518,7 @@ class Connection:
         return -1 if sock is None else int(sock.fileno())
 
     def count_refusal(self, reason: str) -> None:
-        logger.warning("%s: closing: %s", self.peer, reason)
-        self._shared.metrics.count("connections_closed_for_bad_input_total")
+        self._shared.closes(self.peer, self.address, reason, is_known=not self.rights.are_none)
 
     def _answer_soon(self) -> None:
         if not self._answering:
@@ -569,14 +583,8 @@ class Connection:
 
     # Sink for the broker
 
-    def live(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: most protocols do not announce it."""
-
     def broken(self, subscription: BrokerSubscription) -> None:
         self.internal_error()
-
-    def overtaken(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: frames carry their offset, so the peer sees which records are missing."""
 
     def ready(self, subscription: BrokerSubscription) -> None:
         self._output.ready(subscription)
@@ -589,9 +597,3 @@ class Connection:
             if self._shared.trace is not None:
                 self._shared.trace.sent(self, data)
             self._transport.write(data)
-
-    def wants_more(self, subscription: BrokerSubscription) -> bool:
-        return True
-
-    def pulled(self, subscription: BrokerSubscription) -> None:
-        """Do nothing: most protocols need not know how far the log was read."""

@@ -17,8 +17,11 @@ from headrace.server.access import Access
 from headrace.server.diagnostics import Health
 from headrace.server.loop import Turns
 from headrace.server.metrics.metrics import Metrics
+from headrace.server.peers.held import HELD_BACK_BYTES_MAX, HeldMemory
+from headrace.server.peers.newcomers import Newcomers
 from headrace.server.peers.pause import Pause
 from headrace.server.peers.strangers import Strangers
+from headrace.server.peers.summaries import Summaries
 from headrace.server.peers.tally import PeerRules, Tally, Who
 from headrace.server.peers.throttle import Throttle
 from headrace.server.refusals import Refusals
@@ -32,17 +35,13 @@ logger = logging.getLogger(__name__)
 
 UNACKNOWLEDGED_BYTES_MAX = 4 << 20
 """Unacknowledged bytes above which a connection is not read. The next commit is milliseconds away."""
-HELD_BACK_BYTES_MAX = 72 << 20
-"""Unacknowledged bytes above which a connection is not read while commits are held back.
-
-It is the largest window of a client, 256 of the largest payloads, so that a PING behind them is still read
-and answered.
-"""
 CROWDED_BYTES_MAX = 1 << 16
 """Unacknowledged bytes above which it is not read while all connections exceed `publish_bytes_max`."""
 
 _STOP_TIMEOUT_S = 1.0
 _REFUSALS_LOGGED_EVERY_S = 1.0
+_KNOWN_LINES_MAX = 10
+"""Bad peers of one address that are logged in full if they have shown who they are; of strangers, one is."""
 _CREATING_MIN = 1000
 """Topics that are being created, above which those that exist now are forgotten."""
 
@@ -64,27 +63,33 @@ class Connections:
         self.loop = asyncio.get_running_loop()
         self.turns = Turns(self.loop)
         self.open: set[Connection] = set()
-        self.strangers = Strangers(self.loop, limits)
+        self.strangers = Strangers(self.loop, limits, self.newcomers("connections_max"))
         self.paused: set[Connection] = set()
         self.draining = False
         self._all_gone = asyncio.Event()
         self._refusal_logged_s: dict[str, float] = {}
+        self._closings = Summaries(self.loop, "connections closed")
         self.refusals = Refusals(self.loop, limits, metrics)
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
         self.rules = PeerRules(limits)
+        self.held = HeldMemory(self.loop, limits, metrics)
         self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
         self.tally = Tally(
             "connections_max",
             lambda: self.rules,
             lambda: self.limits.connections_max,
             metrics,
+            self.strangers.newcomers.has_room,
         )
+        self.http_newcomers = self.newcomers("connections_max")
+        """Connections of HTTP without a request that shows credentials."""
         self.http = Tally(
             "connections_max",
             lambda: self.rules,
             lambda: self.limits.connections_max,
             metrics,
+            self.http_newcomers.has_room,
         )
         """Connections of HTTP, which are counted apart from the others."""
         self.subscriptions = Tally(
@@ -106,7 +111,7 @@ class Connections:
 
     def configure(self, limits: Limits) -> None:
         """Use these limits from now on."""
-        self.limits = self.refusals.limits = self.strangers.limits = limits
+        self.limits = self.refusals.limits = self.strangers.limits = self.held.limits = limits
         self.rules = PeerRules(limits)
         self.throttle.configure(limits, self.rules)
 
@@ -114,15 +119,16 @@ class Connections:
         """Return the reason why a further connection of this peer is refused; empty if it is accepted."""
         return "the server is stopping" if self.draining else self.tally.refusal(who)
 
-    @property
-    def held_bytes_max(self) -> int:
-        """Memory for held publishes above which one connection is not read."""
-        return 0 if self.is_crowded else min(HELD_BACK_BYTES_MAX, self.limits.held_bytes_max)
+    def newcomers(self, limit: str) -> Newcomers:
+        """Return the places of newcomers of one kind. `limit` names the setting that limits their number."""
+        return Newcomers(
+            limit, lambda: getattr(self.limits, limit), self.metrics.count_limit, self.loop.time
+        )
 
-    @property
-    def is_crowded(self) -> bool:
-        """True if held publishes of all connections have more memory than the limit."""
-        return self.throttle.held_bytes > self.limits.held_bytes_max
+    def make_room(self, who: Who) -> None:
+        """End the connection of a stranger if this peer, which was accepted, is one too many."""
+        if self.limits.connections_max and self.tally.total >= self.limits.connections_max:
+            self.strangers.newcomers.make_room(who.address)
 
     def may_read(self, unacknowledged_bytes: int) -> bool:
         """True if a connection with this many unacknowledged bytes is read."""
@@ -188,12 +194,20 @@ class Connections:
         for connection in list(self.paused):
             connection.read_again()
         self.refusals.tick()
+        self._closings.tick()
         self.throttle.tick()
         self.strangers.tick()
+        self.held.tick()
 
     def refused(self, peer: str, why: str) -> None:
         """Count a refused connection. At most one line per second is logged."""
         self._count_refusal("connections_refused_total", f"{peer}: refused, {why}")
+
+    def closes(self, peer: str, address: str, reason: str, *, is_known: bool) -> None:
+        """Count a connection that ends because its peer broke the protocol or a limit, and log it."""
+        self.metrics.count("connections_closed_for_bad_input_total")
+        lines_max = _KNOWN_LINES_MAX if is_known else 1
+        self._closings.note(peer, address, reason, lines_max=lines_max)
 
     def request_refused(self, peer: str, why: str) -> None:
         """Count an HTTP request that breaks a limit. At most one line per second is logged."""
@@ -221,6 +235,8 @@ class Connections:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._all_gone.wait(), _STOP_TIMEOUT_S)
         self.refusals.close()
+        self._closings.close()
+        self.held.close()
 
     def lost(self, connection: "Connection") -> None:
         if connection in self.open:

@@ -40,6 +40,11 @@ class _Ending(asyncio.Protocol):
         self._lost()
 
 
+def host_of(transport: asyncio.BaseTransport) -> str:
+    """Return the address of a peer, without its port."""
+    return peer_name(transport).rpartition(":")[0]
+
+
 def peer_name(transport: asyncio.BaseTransport) -> str:
     name = transport.get_extra_info("peername")
     return f"{name[0]}:{name[1]}" if name else "unknown"

@@ -1,5 +1,8 @@
 """Peers that must show credentials and have not. Each may stay for a short time, and send a few bytes.
 
+When the server has no room for a connection, one of them gives way (`newcomers.py`), also one that was
+refused and whose connection has not ended yet.
+
 Elsewhere: who a peer is (`server/access.py`), and how a connection ends (`connection.py`).
 """
 
@@ -7,6 +10,7 @@ import asyncio
 from typing import Protocol
 
 from headrace.config.settings import Limits
+from headrace.server.peers.newcomers import Newcomers
 
 
 class UnknownPeer(Protocol):
@@ -16,6 +20,9 @@ class UnknownPeer(Protocol):
 
     def end_stranger(self, limit: str) -> None:
         """End the connection, which has reached this limit."""
+
+    def give_way(self) -> None:
+        """End the connection at once: another peer gets its place."""
 
 
 class _Visit:
@@ -31,21 +38,26 @@ class _Visit:
 class Strangers:
     """All such peers of one server."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, limits: Limits) -> None:
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, limits: Limits, newcomers: Newcomers
+    ) -> None:
         self._loop = loop
         self.limits = limits
+        self.newcomers = newcomers
         self._visits: dict[UnknownPeer, _Visit] = {}
         """By peer. The first came first."""
 
     def __len__(self) -> int:
         return len(self._visits)
 
-    def add(self, peer: UnknownPeer) -> None:
+    def add(self, peer: UnknownPeer, address: str) -> None:
         self._visits[peer] = _Visit(self._loop.time())
+        self.newcomers.add(peer, address)
 
     def forget(self, peer: UnknownPeer) -> None:
         """Forget a peer: it has shown its credentials, or it is gone."""
         self._visits.pop(peer, None)
+        self.newcomers.leave(peer)
 
     def heard(self, peer: UnknownPeer, size: int) -> None:
         """Note that `size` bytes of any peer were received and handled."""
@@ -63,5 +75,5 @@ class Strangers:
             self._end(peer, "authentication_s")
 
     def _end(self, peer: UnknownPeer, limit: str) -> None:
-        self.forget(peer)
+        del self._visits[peer]
         peer.end_stranger(limit)

@@ -12,6 +12,7 @@ from typing import NamedTuple
 from headrace.access.principals import Kind, Principal
 from headrace.access.quotas import address_of_limits
 from headrace.config.settings import Limits, PeerLimits
+from headrace.printing import printable
 from headrace.server.metrics.metrics import Metrics
 
 SERVER = "server"
@@ -71,12 +72,17 @@ class Tally:
         rules: Callable[[], PeerRules],
         total_max: Callable[[], int],
         metrics: Metrics,
+        has_room: Callable[[str], bool] = lambda address: False,
     ) -> None:
-        """`name` is that of the limit in every table, and `total_max` returns the limit for all."""
+        """`name` is that of the limit in every table, and `total_max` returns the limit for all.
+
+        `has_room` is true if something gives way to a peer of an address when that limit is reached.
+        """
         self._name = name
         self._rules = rules
         self._total_max = total_max
         self._metrics = metrics
+        self._has_room = has_room
         self.total = 0
         self._of: Counter[tuple[str, str]] = Counter()
 
@@ -87,7 +93,7 @@ class Tally:
         """
         rules, name = self._rules(), self._name
         total_max = self._total_max()
-        if total_max and self.total >= total_max:
+        if total_max and self.total >= total_max and not self._has_room(who.address):
             return self._refused(SERVER, f"{name} is reached")
         found = self._of[ADDRESS, who.address] if who.address else 0
         if found and (limit := rules.limit(ADDRESS, name)) and found >= limit:
@@ -96,7 +102,7 @@ class Tally:
             found = self._of[PRINCIPAL, who.principal]
             limit = rules.limit(PRINCIPAL, name, who.principal)
             if limit and found >= limit:
-                return self._refused(PRINCIPAL, f"{name} of {who.principal} is reached")
+                return self._refused(PRINCIPAL, f"{name} of {printable(who.principal)} is reached")
         limit = rules.limit(CONNECTION, name)
         if limit and own >= limit:
             return self._refused(CONNECTION, f"{name} of a connection is reached")
@@ -106,7 +112,9 @@ class Tally:
         """Return the reason why a principal has too many open, after `move`; empty if it has not."""
         limit = self._rules().limit(PRINCIPAL, self._name, who.principal) if who.principal else 0
         if limit and self._of[PRINCIPAL, who.principal] > limit:
-            return self._refused(PRINCIPAL, f"{self._name} of {who.principal} is reached")
+            return self._refused(
+                PRINCIPAL, f"{self._name} of {printable(who.principal)} is reached"
+            )
         return ""
 
     def _refused(self, of: str, reason: str) -> str:

@@ -206,8 +206,6 @@ class Throttle:
         self._has_rates = False
         self._counts_topics = False
         self._swept_s = loop.time()
-        self.held_bytes = 0
-        """Memory for the commands that wait in all connections."""
         topics.quotas.freed = self._freed
 
     @property
@@ -246,8 +244,11 @@ class Throttle:
             self._shared.next_up = None
         return True
 
-    def retry_after_s(self, who: Who, cost: Cost) -> int:
-        """Charge a publish over HTTP and return 0, or return the seconds after which it may be sent again."""
+    def retry_after_s(self, who: Who, cost: Cost, *, quotas: bool = True) -> int:
+        """Charge a publish over HTTP and return 0, or return the seconds after which it may be sent again.
+
+        `quotas`: False if the quotas of its topics do not hold it back.
+        """
         if not self.is_active:
             return 0
         rates = self._gates_at(who)
@@ -256,7 +257,7 @@ class Throttle:
             if amounts[index] and not gate.lets(None):
                 self._metrics.count_limit(gate.name, gate.of)
                 return min(RETRY_AFTER_S_MAX, ceil(gate.opens_in_s()) or 1)
-        for quota in self._quotas_of(cost.topics):
+        for quota in self._quotas_of(cost.topics) if quotas else ():
             if not quota.lets(None):
                 self._metrics.count_limit(quota.name, quota.of)
                 return RETRY_AFTER_S_MAX

@@ -5,8 +5,8 @@ The TLS of asyncio and uvloop is not used, because there a peer that has ended i
 `write_eof` is missing, and a failed handshake is reported to nobody. Elsewhere: certificates (`context.py`).
 
 A connection is created when its handshake is complete. Until then it holds a socket, a timer and, after its
-first bytes, the state of OpenSSL; `HANDSHAKES_MAX`, `HANDSHAKE_TIMEOUT_S` and `HANDSHAKE_BYTES_MAX` limit
-them. Received bytes are decrypted at once. While decrypted bytes wait, the socket is not read.
+first bytes, the state of OpenSSL; `limits.handshakes_max`, `HANDSHAKE_TIMEOUT_S` and `HANDSHAKE_BYTES_MAX`
+limit them. Received bytes are decrypted at once. While decrypted bytes wait, the socket is not read.
 """
 
 import asyncio
@@ -17,12 +17,11 @@ from typing import Any, cast
 
 from headrace.access.certificates import PeerCertificate
 from headrace.server.listeners import TLS_HELLO, plain_on_tls_port
-from headrace.server.peers.hangup import hang_up, peer_name
+from headrace.server.peers.hangup import hang_up, host_of, peer_name
+from headrace.server.peers.newcomers import GAVE_WAY, Newcomers
 
 HANDSHAKE_TIMEOUT_S = 10.0
 """Time in which the handshake must be complete, counted from the connection."""
-HANDSHAKES_MAX = 1024
-"""Connections without a complete handshake. Further ones are closed at once, which bounds their memory."""
 HANDSHAKE_BYTES_MAX = 64 * 1024
 """Bytes that a handshake may have. The largest part are the peer's certificates, if it has any."""
 
@@ -37,13 +36,16 @@ MakeProtocol = Callable[[], asyncio.BaseProtocol]
 class TlsGate:
     """State that the TLS listeners of a server share."""
 
-    def __init__(self, context: ssl.SSLContext, refused: Callable[[str, str], None]) -> None:
+    def __init__(
+        self, context: ssl.SSLContext, newcomers: Newcomers, refused: Callable[[str, str], None]
+    ) -> None:
         self.context = context
         """Replaced when certificates are reloaded, with effect from the next handshake on."""
+        self.newcomers = newcomers
+        """Connections without a complete handshake."""
         self.refused = refused
         """Called with the name of a peer, and with the reason why it is refused."""
         self.loop = asyncio.get_running_loop()
-        self.waiting = 0
         self.buffer = memoryview(bytearray(_READ_BYTES_MAX))
 
     def wrap(self, make: MakeProtocol) -> Callable[[], "TlsTransport"]:
@@ -60,7 +62,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         "_is_buffered",
         "_is_closing",
         "_is_paused",
-        "_is_waiting",
         "_make",
         "_outgoing",
         "_protocol",
@@ -79,8 +80,6 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         super().__init__()
         self._gate = gate
         self._make = make
-        self._is_waiting = False
-        """True while the connection counts as one without a complete handshake."""
         self._timer: asyncio.TimerHandle | None = None
         self._incoming: ssl.MemoryBIO | None = None
         """Received bytes for OpenSSL; None until the first bytes arrive."""
@@ -100,12 +99,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._raw = cast(asyncio.Transport, transport)
-        if self._gate.waiting >= HANDSHAKES_MAX:
-            self._refused("too many TLS handshakes at once")
+        if not self._gate.newcomers.enter(self, host_of(transport)):
+            self._refused("limits.handshakes_max is reached: too many TLS handshakes at once")
             self._raw.abort()
             return
-        self._gate.waiting += 1
-        self._is_waiting = True
         self._timer = self._gate.loop.call_later(HANDSHAKE_TIMEOUT_S, self.give_up)
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -185,6 +182,10 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         self._protocol.connection_made(self)
         self._read()
 
+    def give_way(self) -> None:
+        self._refused(f"the TLS handshake is not complete: {GAVE_WAY}")
+        self._raw.abort()
+
     def give_up(self) -> None:
         """End a connection whose handshake takes too long."""
         if self._incoming is not None:
@@ -204,9 +205,7 @@ class TlsTransport(asyncio.Transport, asyncio.BufferedProtocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._is_waiting:
-            self._is_waiting = False
-            self._gate.waiting -= 1
+        self._gate.newcomers.leave(self)
 
     # Reading
 

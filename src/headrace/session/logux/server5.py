@@ -37,6 +37,9 @@ from headrace.wire.logux.messages import Meta
 UNFINISHED_MAX = 1000
 """Limit of remembered channels whose history was begun and not finished."""
 
+PLACES_MAX = 10_000
+"""Limit of remembered channels of a client, over all its connections. The history of others is sent again."""
+
 UNANSWERED_MAX = 50_000
 """Limit of unacknowledged messages. Above the limit, nothing more is remembered of the client."""
 
@@ -118,6 +121,8 @@ class Ledger:
             if number == _FINISHED:
                 self._unfinished.discard(channel)
             elif number:
+                if channel not in places and len(places) >= PLACES_MAX:
+                    del places[next(iter(places))]  # its history is sent again, and nothing is lost
                 places[channel] = number
 
 
