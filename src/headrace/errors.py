@@ -89,6 +89,10 @@ class UnknownTopicError(StoreError):
     """No topic has this name."""
 
 
+class ClosedTopicError(StoreError):
+    """The topic is closed: it takes no more records. Use another topic, or delete this one first."""
+
+
 class BadCursorError(StoreError, ValueError):
     """A reader cannot continue at this position: use a position that the topic has returned."""
 

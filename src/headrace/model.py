@@ -158,6 +158,11 @@ def reserved_reason(name: str) -> str:
     return f'topic {topic} is reserved, as every name that begins with "$": choose another name'
 
 
+def closed_reason(name: str) -> str:
+    """Return the reason why nothing can be published to a closed topic."""
+    return f"topic {quoted(name)} is closed: it takes no more records"
+
+
 def present_name(name: bytes) -> bytes:
     """Return the present name of a topic, given its name in an earlier version."""
     return b"$" + name if name.startswith(_OLD_PREFIXES) else name
@@ -182,6 +187,8 @@ class Refusal(StrEnum):
     BAD_TOPIC = "topic_not_utf8"
     LARGE_PAYLOAD = "large_payload"
     TOPICS_MAX = "topics_max"
+    CLOSED_TOPIC = "closed_topic"
+    """A stream of HTTP that its writer has closed."""
     FORBIDDEN = "forbidden"
     """The peer has no grant for this topic. With other credentials the same publish may be accepted."""
 

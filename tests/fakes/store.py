@@ -44,9 +44,15 @@ class StepRunner:
 
     def __init__(self) -> None:
         self._steps: deque[Callable[[], None]] = deque()
+        self.added: Callable[[], None] = lambda: None
+        """Called for each further step."""
 
     def soon(self, call: Callable[[], None]) -> None:
+        self._add(call)
+
+    def _add(self, call: Callable[[], None]) -> None:
         self._steps.append(call)
+        self.added()
 
     def write(self, work: Callable[[], None], done: Callable[[BaseException | None], None]) -> None:
         def step() -> None:
@@ -57,7 +63,7 @@ class StepRunner:
             else:
                 done(None)
 
-        self._steps.append(step)
+        self._add(step)
 
     def background(self, work: Callable[[], T], done: Callable[[T | BaseException], None]) -> None:
         def step() -> None:
@@ -68,7 +74,7 @@ class StepRunner:
                 result = error
             done(result)
 
-        self._steps.append(step)
+        self._add(step)
 
     def step(self) -> bool:
         """Run the next step; return False if there is none."""
@@ -232,14 +238,26 @@ class StepStore:
         *payloads: bytes,
         notes: Sequence[Note] = (),
         trim: Position | None = None,
+        create_above: int | None = None,
+        close: bool = False,
         destroy: bool = False,
-    ) -> None:
-        """Change a topic and notes together, and commit."""
+    ) -> Position:
+        """Change a topic and notes together, and commit. Return the end of the change's own records."""
         handle, records = self.store.topic(topic), _records(payloads)
+        ends: list[Position] = []
         self.store.change(
-            handle, records=records, notes=notes, trim=trim, destroy=destroy, done=lambda: None
+            handle,
+            records=records,
+            notes=notes,
+            trim=trim,
+            create_above=create_above,
+            close=close,
+            destroy=destroy,
+            done=lambda: None,
+            ends_at=ends.append,
         )
         self.runner.run()
+        return ends[0]
 
     def rotate(self) -> None:
         """Continue in the next journal file; the old one is applied while `applying`."""

@@ -145,7 +145,7 @@ class Broker:
         With an `epoch`, the offset is of that life of the topic. Creates nothing on disk.
         """
         topic = self.store.topic(name)
-        foreign = offset is not None and epoch is not None and not _is_of(topic, epoch, offset)
+        foreign = offset is not None and epoch is not None and not is_of(topic, epoch, offset)
         asked = 0 if foreign else offset
 
         def find() -> tuple[Position, bool]:
@@ -369,7 +369,7 @@ def _goes_on(subscription: BrokerSubscription) -> bool:
     return subscription.state is SubscriptionState.RESUMING
 
 
-def _is_of(topic: Topic, epoch: int, offset: int) -> bool:
+def is_of(topic: Topic, epoch: int, offset: int) -> bool:
     """Return True if an offset in the given life of a topic means the same place in its present life."""
     if epoch == topic.epoch:
         return True

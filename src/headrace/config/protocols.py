@@ -128,6 +128,22 @@ class LoguxSettings:
     )
 
 
+@dataclass(frozen=True, kw_only=True)
+class StreamSettings:
+    long_poll_s: float = seconds(
+        20.0,
+        "Longest time that a request with `live=long-poll` waits for records.",
+        gt=0,
+        reloads=True,
+    )
+    sse_s: float = seconds(
+        60.0,
+        "Time after which an answer with server-sent events ends. Its reader asks again.",
+        gt=0,
+        reloads=True,
+    )
+
+
 class LastState(StrEnum):
     KEPT = "kept"
     DROPPED = "dropped"

@@ -18,6 +18,7 @@ from headrace.config.protocols import (
     ChannelSettings,
     LastState,
     LoguxSettings,
+    StreamSettings,
 )
 from headrace.config.values import (
     BYTES,
@@ -481,6 +482,7 @@ class Config:
     access: Access = setting(Access(), "Tokens for clients.")
     logux: LoguxSettings = setting(LoguxSettings(), "Logux logs and their clients.")
     channels: ChannelSettings = setting(ChannelSettings(), "Channels and their members.")
+    streams: StreamSettings = setting(StreamSettings(), "Durable Streams over HTTP.", reloads=True)
     pipeline: Pipeline = setting(
         Pipeline(), "Jobs between the log and a lake. The server does not use this section."
     )

@@ -20,7 +20,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple
 
 from headrace.config.settings import Config
 from headrace.errors import StoreFailedError
@@ -28,10 +27,19 @@ from headrace.log.batch.batches import Batches
 from headrace.log.batch.blocks import Checks
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import Catalogue
-from headrace.log.commit.commit import CursorChange, Decision, Encoded, Encoder, NumberedAppend
-from headrace.log.commit.journal import ClosedFile, JournalFile, Producer, Ring
+from headrace.log.commit.closed import ClosedTopics
+from headrace.log.commit.commit import (
+    Change,
+    CursorChange,
+    Decision,
+    Encoded,
+    Encoder,
+    NumberedAppend,
+    Write,
+)
+from headrace.log.commit.journal import ClosedFile, Producer, Ring
 from headrace.log.commit.queue import Gathering, note_bytes_max
-from headrace.log.commit.tables import Cursors, Handles, Notes, Producers, check_position
+from headrace.log.commit.tables import Cursors, Handles, Notes, Producers
 from headrace.log.disk import DISK_FULL, Disk, explained, is_full
 from headrace.log.layout import Layout
 from headrace.log.quota import Quotas, TopicCounts
@@ -42,14 +50,13 @@ from headrace.log.store import (
     BatchPart,
     Clocks,
     CommitFacts,
-    Cursor,
     Listener,
     Note,
     Runner,
     StoredAppend,
     Topic,
 )
-from headrace.model import Durability, Position, check_reader_name
+from headrace.model import Durability, Position
 
 logger = logging.getLogger(__name__)
 
@@ -59,18 +66,6 @@ _NOTE_BYTES_MAX = (1 << 20) + (1 << 12)
 """Size limit of a note: 1 MiB plus its key and a few fields. A note is always read and written whole."""
 _PIECE_COMMITS = 4
 """Length of a piece of a batch, in full commits. Longer pieces cost less but delay other commits."""
-
-
-class _Write(NamedTuple):
-    """A commit on its way to the journal. Every attempt writes the same bytes."""
-
-    encoded: Encoded
-    file: JournalFile
-    sequence: int
-    synced: int
-    older: list[Path]
-    """Files with earlier commits that are written and not synced: they are synced with this commit."""
-    begun_s: float
 
 
 class EmbeddedStore(ReadSide):
@@ -109,10 +104,11 @@ class EmbeddedStore(ReadSide):
         # A commit with one long note may exceed the usual limit of a commit.
         self.note_bytes_max = min(_NOTE_BYTES_MAX, note_bytes_max(size_max))
         notes = self._notes = Notes(self._catalogue, self.note_bytes_max)
-        handles = self._handles = Handles(self._catalogue, config.rule)
+        closed = self._closed = ClosedTopics(notes)
+        handles = self._handles = Handles(self._catalogue, config.rule, closed.has)
         # The tables answer these requests themselves.
         self.topic, self.look, self.topics = handles.get, handles.look, handles.list
-        self.forget = handles.drop
+        self.forget, self.closed = handles.drop, partial(closed.first, look=handles.look)
         self.note, self.notes, self.due_notes = notes.get, notes.listed, notes.due
         self.cursors = self._cursors.list
         self.quotas = Quotas()
@@ -126,7 +122,7 @@ class EmbeddedStore(ReadSide):
         self.on_flush: Callable[[float], None] = lambda seconds: None
         """Called with the duration of a flush that belongs to no commit."""
         self._encoded: Encoded | None = None
-        self._writing: _Write | None = None
+        self._writing: Write | None = None
         self._unwritten = False
         """True if the disk had no room for `_writing`."""
         self.is_full = False
@@ -148,6 +144,7 @@ class EmbeddedStore(ReadSide):
             runner,
             self.staging,
             self,
+            closed,
             prefixes=tuple(upload_checks),
             piece_bytes=min(_PIECE_COMMITS * commit_bytes_max, size_max),
         )
@@ -184,11 +181,11 @@ class EmbeddedStore(ReadSide):
         return ""
 
     def exists(self, name: str) -> bool:
-        """True if a topic exists, or the first records for it wait for their commit."""
         topic = self.look(name)
         return topic.exists or self._is_pending(topic)
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
+        self._closed.refuse(batches)
         gathering = self._next_commit()
         if self.quotas.meters:
             for topic, records in batches.items():
@@ -203,6 +200,7 @@ class EmbeddedStore(ReadSide):
         number: int,
         done: Callable[[StoredAppend], None],
     ) -> None:
+        self._closed.refuse((topic,))
         once = NumberedAppend(topic, records, producer, number)
         # If a first attempt is pending, both are answered at the same time.
         if not self._producers.is_waiting(once):
@@ -235,7 +233,10 @@ class EmbeddedStore(ReadSide):
 
     def destroy(self, topic: Topic, done: Callable[[], None]) -> None:
         assert topic.exists
-        self._next_commit().destroy(topic, done)
+        if topic.is_closed:
+            self.change(topic, destroy=True, done=done)  # the next life is open
+        else:
+            self._next_commit().destroy(topic, done)
 
     # Notes
 
@@ -246,28 +247,34 @@ class EmbeddedStore(ReadSide):
         records: Sequence[bytes] = (),
         notes: Sequence[Note] = (),
         trim: Position | None = None,
+        create_above: int | None = None,
+        close: bool = False,
         destroy: bool = False,
         done: Callable[[], None],
+        ends_at: Callable[[Position], None] | None = None,
     ) -> None:
+        if records:
+            self._closed.refuse((topic,))
         assert topic.durability is not Durability.MEMORY
         # The first records of a topic may still wait for their commit when the topic is destroyed.
         assert topic.exists or not destroy or self._is_pending(topic)
-        assert topic.exists or trim is None
-        assert trim is None or trim.offset <= topic.end_offset
+        assert trim is None or (topic.exists and trim.offset <= topic.end_offset)
+        is_made = topic.exists or create_above is not None or bool(records)
+        assert is_made or not close or self._is_pending(topic)
         gathering = self._next_commit()
+        if close or destroy:
+            notes = self._closed.changed(topic, notes, close=close, destroy=destroy)
         self._notes.put(notes)
         self.quotas.appending(topic.name, records)
-        gathering.change(topic, list(records), notes, trim, destroy, done)
+        change = Change(topic, list(records), notes, trim, create_above, close, destroy, ends_at)
+        gathering.change(change, done)
 
     # Cursors
 
     def set_cursors(
         self, reader: str, positions: Mapping[str, Position], done: Callable[[], None]
     ) -> None:
-        check_reader_name(reader)
-        for name, position in positions.items():
-            check_position(self._handles.look(name), position)
-        self._cursors.reserve(reader, positions)
+        self._cursors.check(reader, positions, self._handles.look)
         self._change_cursors(reader, positions, done)
 
     def drop_cursors(self, reader: str, topics: Collection[str], done: Callable[[], None]) -> None:
@@ -348,12 +355,12 @@ class EmbeddedStore(ReadSide):
         # If earlier commits are written and not synced, only a sync of their files makes them durable too.
         older = self._ring.unsynced() if encoded.sync else []
         begun_s = self._clocks.elapsed_s()
-        self._writing = _Write(encoded, file, self.last_sequence, self._synced, older, begun_s)
+        self._writing = Write(encoded, file, self.last_sequence, self._synced, older, begun_s)
         self._attempt(self._writing)
         if encoded.appended:
             self.listener.prepare(encoded.appended)
 
-    def _attempt(self, write: _Write) -> None:
+    def _attempt(self, write: Write) -> None:
         encoded, file, sequence, synced, older, begun_s = write
         is_written = False
         flush_s: float | None = None
@@ -402,7 +409,7 @@ class EmbeddedStore(ReadSide):
             self.is_full = False
             logger.warning("the disk has room again: publishes are accepted")
         self._gathering.pending_bytes -= encoded.commit.size
-        self._ring.wrote(self.last_sequence, encoded.appended, synced=encoded.sync)
+        self._ring.wrote(self.last_sequence, encoded.appended, encoded.created, synced=encoded.sync)
         self._begin_later()
         write_s = self._clocks.elapsed_s() - begun_s
         self._show(encoded, self.last_sequence, encoded.commit.size, write_s, flush_s)
@@ -425,8 +432,7 @@ class EmbeddedStore(ReadSide):
     ) -> None:
         """Make a commit visible: move the topics' ends, then call watchers, waiters and the listener."""
         commit = encoded.commit
-        total = 0
-        has_quotas = bool(self.quotas.meters)
+        total, has_quotas = 0, bool(self.quotas.meters)
         for topic, offset, end, ordinal, ms, records, entries in encoded.appended:
             if has_quotas:
                 self.quotas.appended(topic.name, end - offset)
@@ -448,21 +454,18 @@ class EmbeddedStore(ReadSide):
             self.quotas.deleted(topic.name, topic.start, topic.end)
             empty(topic)
             self._handles.destroyed(topic)
-        for name, reader, position in commit.cursors:
-            if position is not None:
-                self._cursors.put(Cursor(name, reader, position, encoded.ms))
-            else:
-                self._cursors.drop(name, reader)
+        self._cursors.committed(commit.cursors, encoded.ms)
         if commit.notes:
             self._notes.committed([note for _, note in commit.notes], sequence)
-        if encoded.appended or commit.trims or commit.destroyed:
+        if encoded.appended or encoded.created or commit.trims or commit.destroyed:
             self.version += 1
             for changed in self._watchers:
                 changed()
+        for report, own_end in zip(commit.reports, encoded.ends, strict=True):
+            report.ends_at(own_end)
         answers = commit.waiters
         last = encoded.appended[len(encoded.appended) - len(commit.numbered) :]
-        for once, one in zip(commit.numbered, last, strict=True):
-            answers += self._producers.stored(once, one.end, sequence)
+        answers += self._producers.committed(commit.numbered, last, sequence)
         for answer in answers:
             try:
                 answer()

@@ -97,6 +97,8 @@ class Topic:
     """End of the committed records: no reader sees anything past it."""
     end_ordinal: int = 0
     last_ms: int = 0
+    is_closed: bool = False
+    """True if the topic takes no more records: a change has closed it, durable or not yet."""
     tail: list[bytes] = field(default_factory=list)
     """Journal entries that are committed and not yet in segments."""
     segments: list[object] | None = None
@@ -215,7 +217,8 @@ class BatchAnswer(NamedTuple):
     records: int
     """Number of appended records: 0 for a duplicate."""
     damaged: int = 0
-    """Number of blocks and files that could not be read: their records are lost."""
+    """Number of blocks and files that could not be read, or whose topic was closed meanwhile: their records
+    are not appended."""
 
 
 class BatchRefusedError(HeadraceError):
@@ -327,7 +330,10 @@ class Store(Protocol):
         """Return existing topics in the order of their names' bytes."""
 
     def append(self, batches: dict[Topic, list[bytes]], done: Callable[[], None]) -> None:
-        """Append whole records; call `done` when all are as durable as their topics require."""
+        """Append whole records; call `done` when all are as durable as their topics require.
+
+        This and all other requests with records raise `ClosedTopicError` if a topic is closed.
+        """
 
     def append_once(
         self,
@@ -370,15 +376,27 @@ class Store(Protocol):
         records: Sequence[bytes] = (),
         notes: Sequence[Note] = (),
         trim: Position | None = None,
+        create_above: int | None = None,
+        close: bool = False,
         destroy: bool = False,
         done: Callable[[], None],
+        ends_at: Callable[[Position], None] | None = None,
     ) -> None:
-        """Append records, put notes, trim and destroy: all of it or, after a crash, nothing of it.
+        """Append records, put notes, trim, close and destroy: all of it or, after a crash, nothing of it.
 
-        `done` is called when the change is as durable as the topic requires. Only records create a topic that
-        does not exist. A topic must exist to be trimmed or destroyed. `memory` topics are not allowed.
-        A note's key has 1 to `NOTE_KEY_BYTES_MAX` bytes.
+        `done` is called when the change is as durable as the topic requires. Just before, `ends_at` is called
+        with the end of the change's own records, however many more the same commit has. Without records, that
+        is the end of the records that were given before. Notes alone do not create a topic that does not
+        exist: records do, and so does `create_above`, which is an epoch that the new topic's is greater than.
+        A topic must exist to be trimmed or destroyed. `memory` topics are not allowed. A note's key has 1 to
+        `NOTE_KEY_BYTES_MAX` bytes.
+
+        With `close`, the topic takes no more records from now on, until it is destroyed. No request that was
+        given before puts its records behind those of this change.
         """
+
+    def closed(self, names: Iterable[str]) -> str:
+        """Return the name of a closed topic among these; empty if none of them is closed."""
 
     def note(self, key: bytes) -> Note | None:
         """Return the note that was last given to `change`, even if it is not durable yet."""

@@ -54,6 +54,7 @@ from headrace.server.http.api import ServerFacts, make_app
 from headrace.server.http.connections import HttpConnections
 from headrace.server.http.listener import HttpListener, HttpShared
 from headrace.server.http.requests import RequestMemory
+from headrace.server.http.streams.streams import Streams
 from headrace.server.http.topics import LongPolls
 from headrace.server.listeners import address_of, open_listeners
 from headrace.server.logux.connection import Logux
@@ -274,6 +275,10 @@ class Server:
         )
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         audit = self._audit = Audit(self._store, clock.now_ms)
+        streams = self._streams = Streams(
+            self._store, self._broker, lambda name: self._config.rule(name), clock.now_ms
+        )
+        channels.other_due = streams.due
         self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)
         app = make_app(
             connections,
@@ -287,6 +292,7 @@ class Server:
             audit,
             scrapes,
             self._tracing,
+            streams,
         )
         shared = HttpShared(
             connections=HttpConnections(
@@ -388,6 +394,7 @@ class Server:
         self._waiting.close()
         self._tracing.close()
         self._connections.drain()
+        self._streams.close()
         self._store.batches.stop()
         if self._postgres is not None:
             await self._postgres.close()  # its answers may change the store, which settles below

@@ -14,7 +14,7 @@ from headrace.access.principals import OPEN, Kind, Principal
 from headrace.broker.broker import BrokerSubscription, Encode, Slice
 from headrace.broker.readers import Claim
 from headrace.errors import BadCursorError, BadReaderNameError, StoreFailedError
-from headrace.model import Position, Refusal, RefusedPublish
+from headrace.model import Position, Refusal, RefusedPublish, closed_reason
 from headrace.printing import quoted
 from headrace.server.access import asked_for
 from headrace.server.listeners import recognise
@@ -190,9 +190,11 @@ class TopicConnection(Connection):
                 if publishable.get(topic) is not True and not rights.may_publish(topic):
                     self._forbid_publish(command, topic)
                     return
+        if closed := self._shared.broker.store.closed(records):
+            self._refuse_publish(closed_reason(closed), Refusal.CLOSED_TOPIC, command)
+            return
         if why := self._shared.why_not_created(records):
-            refused = RefusedPublish(Refusal.TOPICS_MAX, unit.lowest)
-            self._refuse(self._session.refuse_publish(why, websocket.POLICY_VIOLATION, refused))
+            self._refuse_publish(why, Refusal.TOPICS_MAX, command)
             return
         self._shared.metrics.count("records_published_total", sum(map(len, records.values())))
         try:
@@ -202,6 +204,11 @@ class TopicConnection(Connection):
             self._transport.abort()
             return
         self._under_way(size)
+
+    def _refuse_publish(self, reason: str, why: Refusal, command: Publish) -> None:
+        """Refuse a unit as a whole. It would be refused again."""
+        refused = RefusedPublish(why, command.unit.lowest)
+        self._refuse(self._session.refuse_publish(reason, websocket.POLICY_VIOLATION, refused))
 
     def _forbid_publish(self, command: Publish, topic: str) -> None:
         """Refuse a unit as a whole: one of its topics is not for this peer. Nothing of it is stored."""

@@ -22,7 +22,7 @@ from headrace.log.catalogue.catalogue import (
 from headrace.log.catalogue.rows import _SCHEMA_1, FORMAT
 from headrace.log.commit import journal
 from headrace.log.commit.journal import RECENT_MAX
-from headrace.log.store import BatchAnswer, BatchPart, Block
+from headrace.log.store import BatchAnswer, BatchPart, BatchRefusedError, Block
 from headrace.log.verify.verify import verify
 from headrace.model import LOGUX_PREFIX
 from tests.fakes.disk import DiskModel, RecordingDisk, flip
@@ -304,6 +304,56 @@ def test_what_a_crash_of_the_machine_takes_from_written_topics_is_appended_again
     model.crashed(tmp_path / "after", None, Unlucky())
     store = open_store(tiny(tmp_path / "after"), boot_id=b"the second boot.")
     assert store.payloads("written/w") == [b"before", *payloads]
+    assert store.batch("p", 0) == DUPLICATE
+
+
+# Closed topics
+
+
+def refused(store: StepStore, staged: str, number: int = 0) -> str:
+    answers: list[object] = []
+    try:
+        store.store.batches.decide("p", number, [staged], answers.append)
+    except BatchRefusedError as error:
+        return str(error)
+    store.runner.run()
+    [answer] = answers
+    assert isinstance(answer, BatchRefusedError)
+    return str(answer)
+
+
+def test_a_batch_with_records_for_a_closed_topic_is_refused_and_its_uploads_stay(open_store):
+    store = open_store()
+    store.change("b", b"last", close=True)
+    staged = stage(store)
+    for _ in range(2):
+        assert refused(store, staged) == 'topic "b" is closed: it takes no more records'
+        assert store.payloads("a") == [] and store.payloads("b") == [b"last"]
+        assert staged_names(store) == [staged]
+        store = open_store()
+    assert store.batch("p", 0, store.stage(("a", [b"x"]))).records == 1
+    store.destroy("b")
+    assert store.batch("p", 1, staged) == NEW
+    assert store.payloads("b") == [b"row 3"]
+
+
+def test_records_of_a_decided_batch_never_follow_the_end_of_a_closed_topic(open_store, caplog):
+    store = open_store()
+    staged, payloads = many(store, "a", 30)
+    answers: list[BatchAnswer] = []
+    store.store.batches.decide("p", 0, [staged], answers.append)
+    handle = store.store.topic("a")
+    while not handle.end_ordinal:
+        assert store.runner.step()
+    end = store.change("a", b"last", close=True)
+    found = store.payloads("a")
+    count = found.index(b"last")
+    assert found == [*payloads[:count], b"last"] and 0 < count < 30
+    assert store.store.topic("a").end == end
+    assert answers == [BatchAnswer(False, count, damaged=30 - count)]
+    assert 'are not appended: topic "a" is closed' in caplog.text
+    store = open_store()
+    assert store.payloads("a") == found
     assert store.batch("p", 0) == DUPLICATE
 
 

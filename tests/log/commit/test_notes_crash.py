@@ -24,6 +24,8 @@ from tests.tools import EXAMPLES
 SYNCED = ("a", "b")
 WRITTEN = "written/w"
 KEYS = (b"k1", b"k2", b"k3")
+CLOSURE = b"tc"
+"""Begins the keys of the store's own notes."""
 
 
 @dataclass
@@ -34,24 +36,35 @@ class Change:
     payloads: list[bytes]
     notes: dict[bytes, tuple[bytes | None, int]]
     trimmed: list[bytes] = field(default_factory=list)
+    create: bool = False
+    close: bool = False
     destroy: bool = False
 
 
 @dataclass
 class State:
-    """Content of a store: payloads by topic, and notes."""
+    """Content of a store: payloads by topic, what exists and what is closed, and notes."""
 
     topics: dict[str, list[bytes]]
+    existing: set[str]
+    closed: set[str]
     notes: dict[bytes, tuple[bytes, int]]
     due: list[bytes]
 
     @classmethod
     def after(cls, changes: list[Change]) -> "State":
-        state = cls({name: [] for name in (*SYNCED, WRITTEN)}, {}, [])
+        state = cls({name: [] for name in (*SYNCED, WRITTEN)}, set(), set(), {}, [])
         for change in changes:
             payloads = state.topics[change.topic] + change.payloads
             payloads = [one for one in payloads if one not in change.trimmed]
             state.topics[change.topic] = [] if change.destroy else payloads
+            if change.payloads or change.create:
+                state.existing.add(change.topic)
+            if change.close:
+                state.closed.add(change.topic)
+            if change.destroy:
+                state.existing.discard(change.topic)
+                state.closed.discard(change.topic)
             state.notes |= change.notes
         state.notes = {key: one for key, one in state.notes.items() if one[0] is not None}
         due = sorted((due_ms, key) for key, (_, due_ms) in state.notes.items() if due_ms)
@@ -60,9 +73,15 @@ class State:
 
     @classmethod
     def of(cls, store: StepStore) -> "State":
+        handles = [store.store.topic(name) for name in (*SYNCED, WRITTEN)]
+        notes = [
+            one for one in store.store.notes(b"", b"", 10**6) if not one.key.startswith(CLOSURE)
+        ]
         return cls(
-            {name: store.payloads(name) for name in (*SYNCED, WRITTEN)},
-            {one.key: (one.value, one.due_ms) for one in store.store.notes(b"", b"", 10**6)},
+            {topic.name: store.payloads(topic.name) for topic in handles},
+            {topic.name for topic in handles if topic.exists},
+            {topic.name for topic in handles if topic.is_closed},
+            {one.key: (one.value, one.due_ms) for one in notes},
             [one.key for one in store.store.due_notes(1 << 60, 10**6)],
         )
 
@@ -73,16 +92,30 @@ class ChangeRun(Run):
         self.asked: list[Change] = []
 
     def ask(
-        self, topic: str, sizes=(), keys=(), *, drop=False, trim=False, destroy=False, large=0
+        self,
+        topic: str,
+        sizes=(),
+        keys=(),
+        *,
+        drop=False,
+        trim=False,
+        create=False,
+        close=False,
+        destroy=False,
+        large=0,
     ) -> None:
         """Ask for a change, which joins the next commit."""
         store, number = self.store.store, len(self.asked)
         handle = store.topic(topic)
         payloads = [b"%d/%d " % (number, at) + bytes(size) for at, size in enumerate(sizes)]
+        if handle.is_closed:
+            payloads = []
+        close = close and topic == "b" and bool(payloads or create or store.exists(topic))
         value = None if drop else b"%d" % number + bytes(large)
         notes = dict.fromkeys(keys, (value, number % 3 * (50 - number)))
         notes[b"of/%d" % number] = b"", 0
-        change = Change(topic, payloads, notes, destroy=destroy and handle.exists)
+        destroy = destroy and handle.exists
+        change = Change(topic, payloads, notes, create=create, close=close, destroy=destroy)
         place = None
         if trim and handle.exists:
             middle = (handle.start_ordinal + handle.end_ordinal) // 2
@@ -96,7 +129,9 @@ class ChangeRun(Run):
             records=[pack_record(payload) for payload in payloads],
             notes=[Note(key, *one) for key, one in notes.items()],
             trim=place,
-            destroy=change.destroy,
+            create_above=0 if create else None,
+            close=close,
+            destroy=destroy,
             done=lambda: self.tell("answered"),
         )
 
@@ -171,6 +206,13 @@ def everything(run: ChangeRun, *written: str) -> None:
     for _ in range(3):
         run.ask("a", keys=KEYS)
         run.commit()
+    run.ask("b", keys=KEYS[:1], create=True)
+    run.commit()
+    run.ask("b", [9], close=True)
+    run.commit()
+    run.ask("b", destroy=True)
+    run.ask("b", create=True)
+    run.commit()
     run.ask("a", [10], KEYS[:1])
     run.publish(30)
     run.ask("b", [10, 500], KEYS[1:], large=300)
@@ -221,6 +263,8 @@ changes = st.tuples(
         {
             "drop": st.booleans(),
             "trim": st.booleans(),
+            "create": st.booleans(),
+            "close": st.sampled_from([False, False, True]),
             "destroy": st.sampled_from([False, False, False, True]),
             "large": st.sampled_from([0, 0, 100, 2500]),
         }
@@ -253,6 +297,7 @@ class TestChangesAreWhole(CrashTests):
             assert State.of(store) == found
             store.change("a", b"after %d" % number, notes=[Note(b"k1", b"after %d" % number)])
             found.topics["a"].append(b"after %d" % number)
+            found.existing.add("a")
             found.notes[b"k1"] = b"after %d" % number, 0
             found.due = [key for key in found.due if key != b"k1"]
             assert State.of(store) == found

@@ -512,6 +512,30 @@ async def test_a_topic_above_topics_max_is_refused_and_others_are_published_to(
         await server.committed(lambda: server.store.payloads("v"))
 
 
+async def test_a_closed_topic_is_refused_also_to_publishes_that_waited_for_their_turn(
+    tmp_path: Path,
+) -> None:
+    async with serving(tmp_path, Limits(refusal_delay_s=0.0)) as server:
+        peer = await server.dial()
+        peer.send(figg.publish(b"t", 0, b"first"), figg.publish(b"u", 1, b"second"))
+        await server.committed(lambda: server.stored)
+        peer.send(figg.publish(b"t", 2, b"third"))
+        await peer.pong(1)
+        server.store.store.change(
+            server.store.store.topic("t"), records=[], close=True, done=lambda: None
+        )
+        peer.send(figg.publish(b"u", 3, b"fourth"))
+        await peer.pong(2)
+        peer.send(figg.publish(b"t", 4, b"refused"))
+        await server.committed(lambda: all(one.is_gone for one in server.connections.open))
+        acks = [message.number for message in await peer.rest() if message.type == figg.ACK]
+        assert acks == [3]
+        assert server.stored == [b"first", b"third"]
+        assert server.store.payloads("u") == [b"second", b"fourth"]
+        counts = server.connections.metrics.labelled["refusals_total"]
+        assert counts["figg", "closed_topic"] == 1
+
+
 async def test_connections_of_one_address_are_limited_and_leave_room_for_others(
     tmp_path: Path,
 ) -> None:

@@ -127,6 +127,33 @@ def test_a_new_token_opens_and_a_revoked_one_ends_all_that_it_has_begun(server, 
     assert not is_known(server, "new")
 
 
+def test_live_readers_of_a_stream_end_with_their_token(server, stored):
+    stored.add("new", EVERYTHING)
+    wait_until(lambda: is_known(server, "new"))
+    ask(server, "kept", "PUT", "/v1/stream/s", headers={"Content-Type": "text/plain"})
+
+    def followers() -> int:
+        found: int = ask(server, "kept", "GET", "/v1/topic?name=s").json()["subscribers"]
+        return found
+
+    path, shown = "/v1/stream/s?offset=-1&live=", {"Authorization": "Bearer new"}
+    with (
+        httpx.stream("GET", f"{server.http_url}{path}sse", headers=shown, timeout=60) as events,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        parts = events.iter_text()
+        text = ""
+        while "upToDate" not in text:
+            text += next(parts)
+        waiting = threads.submit(ask, server, "new", "GET", f"{path}long-poll")
+        wait_until(lambda: followers() == 2)
+        stored.revoke("new")
+        assert waiting.result(60).status_code == 401
+        with contextlib.suppress(httpx.RemoteProtocolError):
+            assert not "".join(parts), "an answer that is cut short"
+    wait_until(lambda: followers() == 0)
+
+
 def staged_or_waiting(server: ServerProcess) -> int:
     """Return the number of requests of the token that the server has begun to carry out."""
     text = ask(server, "kept", "GET", "/metrics").text

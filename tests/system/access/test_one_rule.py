@@ -124,6 +124,9 @@ LISTS = {
 }
 """Endpoints that list what the token may inspect."""
 
+NAME = "{name:path}"
+STREAM = f"/v1/stream/{NAME}"
+
 OF_NAMES: dict[tuple[str, str], Endpoint] = {
     ("GET", "/v1/topic"): Endpoint("name={name}"),
     ("GET", "/v1/position"): Endpoint("topic={name}&last=1"),
@@ -142,8 +145,13 @@ OF_NAMES: dict[tuple[str, str], Endpoint] = {
     ("GET", "/v1/channel"): Endpoint("name={name}"),
     ("POST", "/v1/channel/leave"): Endpoint(MEMBER, names_somebody=True),
     ("POST", "/v1/channel/keep"): Endpoint("name={name}"),
+    ("GET", STREAM): Endpoint(""),
+    ("HEAD", STREAM): Endpoint(""),
+    ("PUT", STREAM): Endpoint(""),
+    ("POST", STREAM): Endpoint("", "x"),
     ("DELETE", "/v1/channel"): Endpoint("name={name}"),
     ("DELETE", "/v1/topic"): Endpoint("name={name}"),
+    ("DELETE", STREAM): Endpoint(""),
 }
 
 
@@ -153,7 +161,9 @@ def of_endpoint(method: str, path: str) -> Way:
     def way(server: ServerProcess, name: str, who: str) -> Outcome:
         query = endpoint.query.format(name=name, who=who)
         body = endpoint.body.format(name=name, who=who)
-        answer = ask(server, "narrow", method, f"{path}?{query}", content=body)
+        url = f"{path.replace(NAME, name)}?{query}"
+        headers = {"Content-Type": "application/octet-stream"} if path == STREAM else {}
+        answer = ask(server, "narrow", method, url, content=body, headers=headers)
         assert answer.status_code not in (400, 401, 405), answer.text
         return Outcome(answer.status_code != 403, answer.text)
 
@@ -205,7 +215,15 @@ def read_as(name: str, who: str) -> readers.Read:
     return readers.Read(name, who, newest=False, instance=1, window=1000)
 
 
+def fork(server: ServerProcess, name: str, who: str) -> Outcome:
+    """Ask for the records of a stream as those of another one, whose name the token may use."""
+    source = {"Stream-Forked-From": f"/v1/stream/{name}"}
+    answer = ask(server, "narrow", "PUT", f"/v1/stream/{MINE}", headers=source)
+    return Outcome(answer.status_code != 403, answer.text)
+
+
 TOPIC_WAYS: dict[str, Way] = {
+    "streams: fork": fork,
     "figg: publish": lambda server, name, who: say_figg(server, figg.encode_publish(name, 0, b"x")),
     "figg: attach": lambda server, name, who: say_figg(server, figg.encode_attach(name, None)),
     "figg: replay": lambda server, name, who: say_figg(server, figg.encode_attach(name, 0)),

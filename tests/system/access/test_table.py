@@ -80,6 +80,8 @@ SPAN = "?topic=table&from=0&to=1"
 INSPECT, SUBSCRIBE, DELETE = Operation.INSPECT, Operation.SUBSCRIBE, Operation.DELETE
 JOIN, CURSOR, ADMIN = Operation.JOIN, Operation.CURSORS, Operation.ADMIN
 
+STREAM = "/v1/stream/{name:path}"
+
 ENDPOINTS = {
     ("GET", "/healthz"): Endpoint(),
     ("GET", "/readyz"): Endpoint(),
@@ -116,6 +118,11 @@ ENDPOINTS = {
     ("GET", "/v1/channel"): Endpoint("?name=table", (INSPECT,)),
     ("POST", "/v1/channel/keep"): Endpoint("?name=table", (DELETE,)),
     ("DELETE", "/v1/channel"): Endpoint("?name=none", (DELETE,), (404,)),
+    ("PUT", STREAM): Endpoint("", (Operation.PUBLISH, Operation.CREATE), (201,)),
+    ("POST", STREAM): Endpoint("", (Operation.PUBLISH,), (204, 404), b"x"),
+    ("GET", STREAM): Endpoint("", (SUBSCRIBE,), (200, 404)),
+    ("HEAD", STREAM): Endpoint("", (SUBSCRIBE,), (200, 404)),
+    ("DELETE", STREAM): Endpoint("", (DELETE,), (204, 404)),
 }
 
 
@@ -138,7 +145,11 @@ def routes() -> set[tuple[str, str]]:
     found = set()
     for route in app.routes:
         assert isinstance(route, Route), f"{route}: this test knows routes only"
-        found |= {(method, route.path) for method in (route.methods or ()) if method != "HEAD"}
+        found |= {
+            (method, route.path)
+            for method in (route.methods or ())
+            if method != "HEAD" or route.path == STREAM
+        }
     return found
 
 
@@ -150,8 +161,11 @@ def test_every_endpoint_has_a_row():
 def test_an_endpoint_asks_for_access(server, method, path):
     row = ENDPOINTS[method, path]
 
+    url = path.replace("{name:path}", "a%2Fstream") + row.query
+    headers = {"Content-Type": "application/octet-stream"} if path == STREAM else {}
+
     def status(token: str | None) -> int:
-        return ask(server, token, method, path + row.query, content=row.body).status_code
+        return ask(server, token, method, url, content=row.body, headers=headers).status_code
 
     for token in REFUSED_ALWAYS.values():
         assert status(token) == (200 if path in OPEN_PATHS else 401)

@@ -81,6 +81,8 @@ class Channels:
         self.states = States(self)
         self.trimming = LogTrimming(self)
         self.report = ChannelReport(self)
+        self.other_due: Callable[[Note], None] = lambda note: None
+        """Called with notes that are due and not about channels. It has to put or drop them."""
         self._known: dict[str, Channel] = {}
         self._failed: dict[Channel, None] = {}
         """Channels that could not be trimmed. All of them are retried at the same time, at `_retry_ms`."""
@@ -191,7 +193,10 @@ class Channels:
             self.membership.stopped_polling(channel, processor)
             self.rest(channel)
         for note in self.store.due_notes(now_ms, _LOOKED_AT_ONCE):
-            self._due(note, now_ms)
+            if note.key[:2] in notes.KINDS:
+                self._due(note, now_ms)
+            else:
+                self.other_due(note)
         if self._failed and elapsed_ms >= self._retry_ms:
             self.changed |= self._failed
             self._failed = {}

@@ -16,6 +16,7 @@ MEMBER = b"cm"
 SCHEDULE = b"cs"
 END = b"ce"
 SNAPSHOT = b"cx"
+KINDS = frozenset((MEMBER, SCHEDULE, END, SNAPSHOT))
 
 KEPT = b"kept"
 """Schedule of a channel without subscribers that an operator wants to keep."""

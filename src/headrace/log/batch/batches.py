@@ -32,6 +32,7 @@ from headrace.errors import BatchNumberError, StoreFailedError
 from headrace.log.batch.blocks import Damaged, prefix_of, read_staged
 from headrace.log.batch.staging import Staging
 from headrace.log.catalogue.catalogue import BATCHES_NAME, Catalogue
+from headrace.log.commit.closed import ClosedTopics
 from headrace.log.commit.commit import Decision
 from headrace.log.commit.journal import RECENT_MAX, Producer, Recent, StagedFile, StagedFiles
 from headrace.log.layout import Layout
@@ -45,6 +46,7 @@ from headrace.log.store import (
     Runner,
     TopicOwner,
 )
+from headrace.model import closed_reason
 from headrace.printing import quoted
 
 if TYPE_CHECKING:
@@ -123,6 +125,7 @@ class Batches:
         runner: Runner,
         staging: Staging,
         store: "EmbeddedStore",
+        closed: ClosedTopics,
         *,
         prefixes: Sequence[str],
         piece_bytes: int,
@@ -132,6 +135,7 @@ class Batches:
         self._runner = runner
         self._staging = staging
         self._store = store
+        self._closed = closed
         self._piece_bytes = piece_bytes
         self._batches: deque[_Batch] = deque()
         """Batches in the order of their requests, which is the order of their decisions."""
@@ -188,7 +192,8 @@ class Batches:
         """Append the staged files' records, unless this number was decided before.
 
         Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
-        is decided. If the topics must be read from the files, `answer` gets what `judge` returns later.
+        is decided. The same holds for a batch with records for a closed topic. If the topics must be read
+        from the files, `answer` gets the refusal later.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -301,7 +306,10 @@ class Batches:
         judge, batch.judge = batch.judge, None
         found = {prefix_of(topic, self._prefixes) for topic in topics}
         batch.prefixes = frozenset(prefix for prefix in found if prefix is not None)
-        return judge(topics) if judge is not None else None
+        refused = judge(topics) if judge is not None else None
+        if refused is None and (name := self._closed.first(topics, self._store.look)):
+            refused = BatchRefusedError(closed_reason(name))
+        return refused
 
     def _ask_owners(
         self, batch: _Batch, prefixes: Iterator[str], error: BaseException | None = None
@@ -453,7 +461,25 @@ class Batches:
         if batch.is_read or piece.owned:
             # The owned records have no entry that records the batch's progress.
             end = Producer(batch.producer.encode(), batch.number, progress=batch.progress)
-        self._store.append_parts(piece.parts, end, lambda: self._committed(batch))
+        parts = piece.parts
+        if self._closed.may_exist:
+            parts = [part for part in parts if self._is_open(batch, part.block)]
+        self._store.append_parts(parts, end, lambda: self._committed(batch))
+
+    def _is_open(self, batch: _Batch, block: Block) -> bool:
+        """Return True unless the block's topic was closed after the batch had been decided."""
+        name = self._closed.first((block.topic,), self._store.look)
+        if name:
+            batch.records -= block.record_count
+            batch.damaged += 1
+            logger.error(
+                "batch %d of producer %s: %d records are not appended: %s",
+                batch.number,
+                quoted(batch.producer),
+                block.record_count,
+                closed_reason(name),
+            )
+        return not name
 
     def _committed(self, batch: _Batch) -> None:
         batch.pieces -= 1

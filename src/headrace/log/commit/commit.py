@@ -5,12 +5,21 @@ Elsewhere: gathering requests into commits (`queue.py`), and writing the entries
 
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from headrace.log.commit import journal
-from headrace.log.commit.journal import CreateEntry, CursorEntry, Name, Producer, StagedFiles
+from headrace.log.commit.journal import (
+    CreateEntry,
+    CursorEntry,
+    JournalFile,
+    Name,
+    Producer,
+    StagedFiles,
+)
 from headrace.log.read.index import RUN_BYTES_MAX, RUN_MS_MAX, RUN_RECORDS_MAX
 from headrace.log.records import split_records
 from headrace.log.store import Appended, BatchPart, Block, Note, Topic
@@ -45,6 +54,28 @@ class Decision(NamedTuple):
 class Trim(NamedTuple):
     topic: Topic
     position: Position
+
+
+class Change(NamedTuple):
+    """A change as `Store.change` describes it."""
+
+    topic: Topic
+    records: list[bytes]
+    notes: Sequence[Note]
+    trim: Position | None
+    create_above: int | None
+    close: bool
+    destroy: bool
+    ends_at: Callable[[Position], None] | None
+
+
+class EndReport(NamedTuple):
+    """A request that wants to know where its own records end."""
+
+    topic: Topic
+    records: int
+    """Number of records that this commit's plain appends to the topic have, up to the request's own."""
+    ends_at: Callable[[Position], None]
 
 
 class CursorChange(NamedTuple):
@@ -87,6 +118,9 @@ class Commit:
         self.destroyed: list[Topic] = []
         self.cursors: list[CursorChange] = []
         self.notes: list[tuple[Topic, Note]] = []
+        self.creates: dict[Topic, int] = {}
+        """Topics that are created even if they get no records, with an epoch that theirs is greater than."""
+        self.reports: list[EndReport] = []
         self.changed: dict[Topic, None] = {}
         """Topics whose changes in this commit, together with the notes, take effect all or not at all."""
         self.waiters: list[Callable[[], None]] = []
@@ -103,6 +137,12 @@ class Commit:
                 appends[topic] = records
             else:
                 known += records
+
+    def has_later_records(self, topic: Topic) -> bool:
+        """True if records of the topic come behind those of all plain appends and changes."""
+        return any(once.topic is topic for once in self.numbered) or any(
+            other is topic for other, _ in self.parts
+        )
 
     def mentions(self, topic: Topic) -> bool:
         return (
@@ -123,8 +163,22 @@ class Encoded(NamedTuple):
     """Journal entries, in the order in which they must be applied."""
     appended: list[Appended]
     created: list[Topic]
+    ends: list[Position]
+    """Answers to the commit's `reports`, in their order."""
     sync: bool
     ms: int
+
+
+class Write(NamedTuple):
+    """A commit on its way to the journal. Every attempt writes the same bytes."""
+
+    encoded: Encoded
+    file: JournalFile
+    sequence: int
+    synced: int
+    older: list[Path]
+    """Files with earlier commits that are written and not synced: they are synced with this commit."""
+    begun_s: float
 
 
 class Encoder:
@@ -151,6 +205,8 @@ class Encoder:
         self._ms = now_ms
         entries: list[bytes] = [self._names_entry()] if number and self._names else []
         self._created, self._made = [], {}
+        creates = commit.creates.items()
+        entries += [self._create(topic, above) for topic, above in creates if topic.id == 0]
         encode_single, new = journal.encode_single, tuple.__new__
         for topic, records in commit.appends.items():
             if topic.id == 0:
@@ -170,6 +226,7 @@ class Encoder:
             entries += made
             # Same as `Appended(…)` but without its Python-level constructor: this runs for every topic.
             appended.append(new(Appended, (topic, offset, end, ordinal, ms, records, made)))
+        ends = _reported_ends(commit, appended) if commit.reports else []
         if commit.parts:
             self._parts(commit.parts, entries, appended)
         for once in commit.numbered:
@@ -178,7 +235,7 @@ class Encoder:
         if number:
             self._note_names(commit, entries)
         sync = bool(number) and self._needs_sync(commit, appended)
-        return Encoded(commit, entries, appended, self._created, sync, now_ms)
+        return Encoded(commit, entries, appended, self._created, ends, sync, now_ms)
 
     def _needs_sync(self, commit: Commit, appended: list[Appended]) -> bool:
         if self._created or commit.destroyed or commit.decisions or commit.cursors:
@@ -268,12 +325,12 @@ class Encoder:
             del self._names[name.topic_id]
         return self._entry(journal.NAMES, data=_pack(names))
 
-    def _create(self, topic: Topic) -> bytes:
+    def _create(self, topic: Topic, above: int = 0) -> bytes:
         """Assign the topic its number and epoch, and return the entry that creates it."""
         self._created.append(topic)
         topic.id = self._next_topic_id
         self._next_topic_id += 1
-        topic.epoch = max(topic.epoch + 1, self._ms)
+        topic.epoch = max(topic.epoch + 1, self._ms, above + 1)
         extra = CreateEntry(topic.name.encode(), topic.epoch, topic.durability.value.encode())
         self._made[topic.id] = Name.of(topic.id, extra, topic.end_offset, topic.end_ordinal)
         return self._entry(journal.CREATE, extra, topic_id=topic.id, at=topic.end)
@@ -374,6 +431,21 @@ def _end(topic: Topic, appended: list[Appended]) -> tuple[int, int]:
         if one.topic is topic:
             return one.end, one.ordinal + len(one.records)
     return topic.end_offset, topic.end_ordinal
+
+
+def _reported_ends(commit: Commit, appended: list[Appended]) -> list[Position]:
+    """Return the positions that a commit's reports ask for; `appended` has its plain appends only."""
+    by_topic = {one.topic: one for one in appended}
+    starts: dict[Topic, list[int]] = {}
+    ends: list[Position] = []
+    for topic, count, _ in commit.reports:
+        offset, ordinal = topic.end_offset, topic.end_ordinal
+        if count:
+            if topic not in starts:
+                starts[topic] = list(accumulate(map(len, by_topic[topic].records), initial=offset))
+            offset = starts[topic][count]
+        ends.append(Position(topic.epoch, offset, ordinal + count))
+    return ends
 
 
 def _pieces(records: list[bytes]) -> Iterator[list[bytes]]:

@@ -436,12 +436,21 @@ class Ring:
         file.close()
         return ClosedFile(file.path, file.position, last)
 
-    def wrote(self, sequence: int, appended: list[Appended], *, synced: bool) -> None:
+    def wrote(
+        self,
+        sequence: int,
+        appended: list[Appended],
+        created: list[Topic],
+        *,
+        synced: bool,
+    ) -> None:
         """Record a commit that was written to the current file."""
         file = self.current
         assert file is not None
         self._last = sequence
         touched = self.touched[file.path]
+        for topic in created:  # perhaps without records
+            touched[topic] = topic.end_offset
         for one in appended:
             touched[one.topic] = one.end
         if not synced:

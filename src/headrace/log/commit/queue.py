@@ -5,12 +5,20 @@ request ──▶ gathering ──full, or a topic is destroyed──▶ sealed 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import chain
 
-from headrace.log.commit.commit import Commit, CursorChange, Decision, NumberedAppend, Trim
+from headrace.log.commit.commit import (
+    Change,
+    Commit,
+    CursorChange,
+    Decision,
+    EndReport,
+    NumberedAppend,
+    Trim,
+)
 from headrace.log.commit.journal import ENTRY_HEADER_BYTES, Producer
-from headrace.log.store import BatchPart, Note, Topic, countdown
+from headrace.log.store import BatchPart, Topic, countdown
 from headrace.model import Durability, Position
 
 _CREATE_BYTES = 96
@@ -102,18 +110,13 @@ class Gathering:
         else:
             self._seal()
 
-    def change(
-        self,
-        topic: Topic,
-        records: list[bytes],
-        notes: Sequence[Note],
-        trim: Position | None,
-        destroy: bool,
-        done: Callable[[], None],
-    ) -> None:
+    def change(self, change: Change, done: Callable[[], None]) -> None:
         """Gather the whole change in one commit, however long the commit becomes."""
+        topic, records, notes, trim, create_above, close, destroy, ends_at = change
+        if close and self._current.has_later_records(topic):
+            self._seal()
         size = ENTRY_HEADER_BYTES * (1 + bool(records) + (trim is not None) + destroy)
-        if records:
+        if records or create_above is not None:
             size += sum(map(len, records))
             size += 0 if topic.id else _CREATE_BYTES + len(topic.name)
         for key, value, _ in notes:
@@ -121,8 +124,13 @@ class Gathering:
         commit = self._room(size, done)
         commit.changed[topic] = None
         commit.notes += [(topic, note) for note in notes]
+        if create_above is not None:
+            commit.creates[topic] = create_above
         if records:
             commit.add({topic: records})
+        if ends_at is not None:
+            count = len(commit.appends.get(topic, ()))
+            commit.reports.append(EndReport(topic, count, ends_at))
         if trim is not None:
             commit.trims.append(Trim(topic, trim))
         if destroy:

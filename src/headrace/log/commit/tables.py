@@ -6,7 +6,7 @@ The tables write nothing themselves.
 """
 
 from collections import OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from heapq import heapify, heappop, heappush, merge
 from itertools import islice, takewhile
@@ -20,11 +20,18 @@ from headrace.config.settings import TopicRule
 from headrace.errors import BadCursorError, TooManyCursorsError
 from headrace.log.catalogue.catalogue import INTEGER_MAX, Catalogue
 from headrace.log.catalogue.rows import TopicRow
-from headrace.log.commit.commit import NumberedAppend
+from headrace.log.commit.commit import CursorChange, NumberedAppend
 from headrace.log.commit.journal import RECENT_MAX, Recent
 from headrace.log.quota import Kept
-from headrace.log.store import NOTE_KEY_BYTES_MAX, Cursor, Note, StoredAppend, Topic
-from headrace.model import Durability, Position
+from headrace.log.store import (
+    NOTE_KEY_BYTES_MAX,
+    Appended,
+    Cursor,
+    Note,
+    StoredAppend,
+    Topic,
+)
+from headrace.model import Durability, Position, check_reader_name
 
 CURSORS_MAX = 100_000
 """Largest number of cursors, over all readers and topics; further new cursors are refused."""
@@ -46,9 +53,15 @@ class Handles:
     change of the catalogue are known only here.
     """
 
-    def __init__(self, catalogue: Catalogue, rule: Callable[[str], TopicRule]) -> None:
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        rule: Callable[[str], TopicRule],
+        is_closed: Callable[[str], bool],
+    ) -> None:
         self._catalogue = catalogue
         self._rule = rule
+        self._is_closed = is_closed
         self._known: dict[str, Topic] = {}
         self._dropped: WeakValueDictionary[str, Topic] = WeakValueDictionary()
         """Dropped handles that a caller or a commit still holds: a second handle would miss appends."""
@@ -67,9 +80,10 @@ class Handles:
         """Return the same handle as `get`, but keep no handle of a topic that does not exist."""
         topic = self._known.get(name)
         if topic is None:
-            topic = self._dropped.get(name) or self._load(
-                name, self._catalogue.topic(name.encode())
-            )
+            topic = self._dropped.get(name)
+            if topic is None:
+                topic = self._load(name, self._catalogue.topic(name.encode()))
+                topic.is_closed = self._is_closed(name)
             if topic.exists:
                 self._known[name] = topic
         return topic
@@ -176,7 +190,16 @@ class Cursors:
         self._asked: set[tuple[str, str]] = set()
         """Topic and reader of new cursors whose commit is not durable yet."""
 
-    def reserve(self, reader: str, topics: Collection[str]) -> None:
+    def check(
+        self, reader: str, positions: Mapping[str, Position], look: Callable[[str], Topic]
+    ) -> None:
+        """Check new cursors of a reader, and reserve room for them. Raises an error if one cannot be set."""
+        check_reader_name(reader)
+        for name, position in positions.items():
+            check_position(look(name), position)
+        self._reserve(reader, positions)
+
+    def _reserve(self, reader: str, topics: Collection[str]) -> None:
         """Reserve room for a reader's new cursors before their commit; raise TooManyCursorsError if full."""
         keys = {(topic, reader) for topic in topics}
         new = {key for key in keys if key not in self._by_topic} - self._asked
@@ -188,16 +211,16 @@ class Cursors:
             )
         self._asked |= new
 
-    def put(self, cursor: Cursor) -> None:
-        """Store a cursor whose commit is durable."""
-        topic, reader, *_ = cursor
-        self._by_topic[topic, reader] = self._by_reader[reader, topic] = cursor
-        self._asked.discard((topic, reader))
-
-    def drop(self, topic: str, reader: str) -> None:
-        """Remove a cursor after the commit that drops it is durable."""
-        self._by_topic.pop((topic, reader), None)
-        self._by_reader.pop((reader, topic), None)
+    def committed(self, changes: Sequence[CursorChange], ms: int) -> None:
+        """Store and drop cursors whose commit is durable."""
+        for topic, reader, position in changes:
+            if position is None:
+                self._by_topic.pop((topic, reader), None)
+                self._by_reader.pop((reader, topic), None)
+            else:
+                cursor = Cursor(topic, reader, position, ms)
+                self._by_topic[topic, reader] = self._by_reader[reader, topic] = cursor
+                self._asked.discard((topic, reader))
 
     def list(
         self,
@@ -395,7 +418,17 @@ class Producers:
     def wait(self, once: NumberedAppend, done: Callable[[StoredAppend], None]) -> None:
         self._waiting[once.topic.name, once.producer].setdefault(once.number, []).append(done)
 
-    def stored(self, once: NumberedAppend, end: int, sequence: int) -> list[Callable[[], None]]:
+    def committed(
+        self, numbered: Sequence[NumberedAppend], appended: Sequence[Appended], sequence: int
+    ) -> list[Callable[[], None]]:
+        """Record appends that are durable in commit `sequence`; return the calls that answer waiters."""
+        return [
+            answer
+            for once, one in zip(numbered, appended, strict=True)
+            for answer in self._stored(once, one.end, sequence)
+        ]
+
+    def _stored(self, once: NumberedAppend, end: int, sequence: int) -> list[Callable[[], None]]:
         """Record that the append is durable in commit `sequence`; return the calls that answer waiters."""
         key = (once.topic.name, once.producer)
         recent = [*self._load(key), (once.number, end)][-RECENT_MAX:]

@@ -33,6 +33,9 @@ from headrace.server.http.limits import HttpLimits, OverLimitError
 from headrace.server.http.openapi import PATH, STATUSES, description
 from headrace.server.http.ranges import RangesApi
 from headrace.server.http.requests import RefusalWithFacts
+from headrace.server.http.streams.api import StreamsApi
+from headrace.server.http.streams.cors import StreamHeaders
+from headrace.server.http.streams.streams import Streams
 from headrace.server.http.tickets import TicketsApi
 from headrace.server.http.topics import CursorsApi, LongPolls, TopicsApi
 from headrace.server.http.trace import TraceApi
@@ -65,21 +68,33 @@ def make_app(
     audit: Audit,
     scrapes: Scrapes,
     tracing: Tracing,
+    streams: Streams,
 ) -> Starlette:
     broker, limits = connections.broker, HttpLimits(connections)
     return Starlette(
         routes=[
             *_StateApi(connections, clock, facts, scrapes).routes(),
-            *TopicsApi(store, broker, waiting, limits).routes(),
+            *TopicsApi(store, broker, waiting, limits, streams).routes(),
             *CursorsApi(store, connections.readers, channels.readers_moved).routes(),
             *BatchesApi(store, connections.metrics, limits).routes(),
             *RangesApi(store, broker, layout).routes(),
             *ChannelsApi(channels, limits).routes(),
             *TicketsApi(access).routes(),
             *TraceApi(tracing).routes(),
+            *StreamsApi(
+                store,
+                connections,
+                streams,
+                limits,
+                lambda: facts.config().streams,
+                clock.now_ms,
+            ).routes(),
         ],
         exception_handlers=EXCEPTION_HANDLERS,
-        middleware=[Middleware(AccessGate, access=access, audit=audit)],
+        middleware=[
+            Middleware(StreamHeaders, origins=lambda: facts.config().listen.origins),
+            Middleware(AccessGate, access=access, audit=audit),
+        ],
     )
 
 
@@ -184,7 +199,9 @@ async def _answer(request: Request, error: Exception) -> Response:
         facts = {"error": str(error), "code": error.code, "retry": error.retry}
         return JSONResponse(facts, STATUSES[error.code])
     if isinstance(error, HTTPException):
-        return refused(request.scope, error.status_code, error.detail)
+        answer = refused(request.scope, error.status_code, error.detail)
+        answer.headers.update(error.headers or {})
+        return answer
     status = next(_ERRORS[kind] for kind in type(error).__mro__ if kind in _ERRORS)
     return refused(request.scope, status, str(error))
 

@@ -20,6 +20,7 @@ from headrace.errors import ChannelError
 from headrace.server.access import MISDIRECTED, Access, Refused, asked_for, bearer
 from headrace.server.audit import Actor, Audit
 from headrace.server.http.connections import RETRY_S, CountedConnection, turned_away
+from headrace.server.http.streams.cors import KNOWN_ORIGIN
 
 CHANNELS = "/v1/channel"
 """Prefix of all paths of channels. In paths for processors, a slash follows."""
@@ -145,7 +146,7 @@ class AccessGate:
             if not self._access.knows_host(hosts, has_credentials=has_credentials):
                 return refused(scope, 421, MISDIRECTED)
         is_change = scope["method"] not in ("GET", "HEAD") or scope["path"] in CHANGING_PATHS
-        if is_change and _is_from_page(headers):
+        if is_change and _is_from_page(headers) and not scope.get(KNOWN_ORIGIN):
             # For any page it shows, a browser sends some such requests to any host the machine can reach.
             return refused(scope, 403, "pages in a browser may not change anything here")
         return None

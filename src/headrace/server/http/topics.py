@@ -27,6 +27,7 @@ from headrace.model import (
 from headrace.server.http.gate import check, may, record, rights
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body, existing, limit, number, place, warmed
+from headrace.server.http.streams.streams import Streams
 
 TOPICS_LISTED_MAX = 1000
 """Topics in one answer. The next page starts `after` the last name."""
@@ -48,9 +49,15 @@ _BODY_BYTES_MAX = 2 * 1024 * 1024
 
 class TopicsApi:
     def __init__(
-        self, store: Store, broker: Broker, waiting: "LongPolls", limits: HttpLimits
+        self,
+        store: Store,
+        broker: Broker,
+        waiting: "LongPolls",
+        limits: HttpLimits,
+        streams: Streams,
     ) -> None:
         self._store = store
+        self._streams = streams
         self._limits = limits
         self._broker = broker
         self._waiting = waiting
@@ -160,9 +167,7 @@ class TopicsApi:
         epoch, kept = topic.epoch, self._store.kept(topic)
         facts = {"topic": topic.name, "epoch": epoch} | kept._asdict()
         record(request, "topic.delete", **facts)
-        destroyed = asyncio.Event()
-        self._store.destroy(topic, destroyed.set)
-        await destroyed.wait()
+        await self._streams.delete(topic)
         return JSONResponse({"name": topic.name, "epoch": epoch, "end": place(topic.end)})
 
     async def position(self, request: Request) -> Response:

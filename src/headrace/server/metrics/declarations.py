@@ -116,7 +116,7 @@ LABELLED_GAUGES = {
     "open_subscriptions": Labelled(
         "Open subscriptions. `resuming`: behind the end of the topic. `live`: at the end.",
         {
-            "protocol": ("figg", "wombat", "logux"),
+            "protocol": ("figg", "wombat", "logux", "http"),
             "state": tuple(state.value for state in SubscriptionState if state.value != "closed"),
         },
     ),

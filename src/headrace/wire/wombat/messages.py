@@ -5,7 +5,8 @@ server's messages are encoded with their WebSocket frames; a client's transport 
 The `message` of a PAYLOAD is sent as MessagePack's `bin 32`: behind its first byte it equals the log's
 record, a big-endian `uint32` size and the payload, so records are sent as they are stored on disk.
 
-A *serial* is `EPOCH@OFFSET` in decimal. The offset is the one just past the message, as in Figg.
+A *serial* is `EPOCH@OFFSET` in decimal. The offset is the one just past the message, as in Figg. A token of
+Durable Streams, which has `_` instead of `@`, is understood too.
 """
 
 import re
@@ -34,7 +35,7 @@ SEQUENCE_NUMBERS = 1 << 32
 
 PATH = "/v1/ws"
 
-_SERIAL = re.compile(r"([0-9]{1,20})?@([0-9]{1,20})", re.ASCII)
+_SERIAL = re.compile(r"([0-9]{1,20})?[@_]([0-9]{1,20})", re.ASCII)
 _OFFSET_MAX = (1 << 64) - 1
 _BIN_32 = b"\xc6"
 

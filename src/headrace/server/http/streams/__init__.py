@@ -1,0 +1,1 @@
+"""Durable Streams over HTTP: topics at `/v1/stream/NAME`."""
