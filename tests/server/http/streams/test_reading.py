@@ -160,6 +160,7 @@ async def test_every_answer_is_safe_to_look_at(server: Server) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["content-security-policy"] == "sandbox"
         assert answer.headers["content-disposition"] == "attachment"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert "access-control-allow-origin" not in answer.headers
 
 

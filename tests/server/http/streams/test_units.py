@@ -101,7 +101,13 @@ def test_a_bad_time_to_live_is_refused(ttl):
     assert refusal(messages.create, {"stream-ttl": ttl}).status_code == 400
 
 
-@pytest.mark.parametrize("text", ["", "tomorrow", "2030-01-01", "2030-01-01T00:00:00", "60"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "tomorrow", "2030-01-01", "2030-01-01T00:00:00", "60"),
+        "9999-12-31T23:59:59-23:59",  # in UTC in the year 10000
+    ],
+)
 def test_a_bad_expiry_is_refused(text):
     assert refusal(messages.create, {"stream-expires-at": text}).status_code == 400
 
@@ -110,6 +116,7 @@ def test_other_bad_requests_to_create_are_refused():
     both = {"stream-ttl": "1", "stream-expires-at": "2030-01-01T00:00:00Z"}
     assert refusal(messages.create, both).status_code == 400
     assert refusal(messages.create, {"content-type": "nonsense"}).status_code == 400
+    assert refusal(messages.create, {"content-type": "text/plain; a=\x01"}).status_code == 400
 
 
 def test_a_fork_names_its_source_and_a_place_there():
@@ -259,6 +266,7 @@ def test_an_event_carries_text_in_lines_and_bytes_in_base64():
     assert events.data([b"a\r\nb\rc\n", b"\nd"], TEXT) == (
         b"event: data\ndata:a\ndata:b\ndata:c\ndata:\ndata:d\n\n"
     )
+    assert events.data([b" a\n  b\n "], TEXT) == b"event: data\ndata:  a\ndata:   b\ndata:  \n\n"
     assert events.data([b'{"a":\n1}', b"2"], JSON) == b'event: data\ndata:[{"a":\ndata:1},2]\n\n'
     assert events.data([b"\0", b"\xff"], BYTES) == b"event: data\ndata:AP8=\n\n"
 

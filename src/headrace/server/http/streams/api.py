@@ -112,7 +112,7 @@ class StreamsApi:
         end = await self._streams.create(name, wanted, records, source, inherited)
         self._published(len(records))
         made = self._streams.find(name) if self._streams.exists(name) else None
-        headers = {"Location": str(request.url.replace(query="", fragment=""))}
+        headers = {"Location": _location(request)}
         headers |= _described(made) if made is not None else {"Content-Type": wanted.content_type}
         return _answer(201, headers | _place(end, is_closed=wanted.closes))
 
@@ -359,8 +359,18 @@ async def _watch(receive: Receive, follower: Follower) -> None:
 
 def _name(request: Request) -> str:
     """Return the stream's name. It is part of the path, percent-encoded; slashes may be as they are."""
+    return messages.name_in(_path(request))
+
+
+def _path(request: Request) -> bytes:
+    """Return the path as it was sent, percent-encoded."""
     raw: bytes = request.scope["raw_path"]
-    return messages.name_in(raw.partition(b"?")[0])
+    return raw.partition(b"?")[0]
+
+
+def _location(request: Request) -> str:
+    path, host = _path(request).decode("latin-1"), request.headers.get("host", "")
+    return f"{request.scope['scheme']}://{host}{path}" if host else path
 
 
 def _written(request: Request, operation: Operation) -> str:

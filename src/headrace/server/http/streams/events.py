@@ -43,7 +43,11 @@ def data(payloads: Sequence[bytes], content_type: str) -> bytes:
     if not is_text(content_type):
         return b"event: data\ndata:" + base64.b64encode(body) + b"\n\n"
     text = body.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return f"event: data\ndata:{text.replace(chr(10), f'{chr(10)}data:')}\n\n".encode()
+    # Parsers drop one space behind the colon.
+    lines = [
+        f"data: {line}" if line.startswith(" ") else f"data:{line}" for line in text.split("\n")
+    ]
+    return "\n".join(["event: data", *lines, "", ""]).encode()
 
 
 class Encoding:

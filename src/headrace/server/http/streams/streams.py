@@ -15,7 +15,6 @@ import msgspec
 
 from headrace.broker.broker import Broker
 from headrace.config.settings import TopicRule
-from headrace.errors import StoreFailedError
 from headrace.log.store import Note, Store, Topic, waited_for
 from headrace.model import Durability, Position
 from headrace.printing import quoted
@@ -59,7 +58,7 @@ class Appended(NamedTuple):
     """End of the request's own records; of the stream for a duplicate."""
     is_closed: bool
     highest: Produced | None
-    """Highest accepted number of the request's producer; None without one."""
+    """Highest number of the request's producer that is known to be durable; None without one."""
     is_duplicate: bool
 
 
@@ -181,16 +180,18 @@ class Streams:
             ttl_s=wanted.ttl_s,
             expires_ms=wanted.expires_ms,
         )
-        notes: list[Note] = []
         if source is not None and inherited is not None:
             stream = self._forked(topic, source, inherited, wanted, stream)
             records = [*inherited.records, *records]
+        if topic.exists:
+            self._destroy(topic, _ignore)
+        notes: list[Note] = []
+        if source is not None:
+            # The expired stream may have been a fork of the same source, which has just lost it.
             origin = self._store.note(stream_key(source.topic.name))
             state = msgspec.structs.replace(decode_stream(origin), life=stream.source_life)
             due_ms = origin.due_ms if origin is not None else 0
             notes.append(counted(source.topic.name, state, due_ms))
-        if topic.exists:
-            self._destroy(topic, _ignore)
         topic = self._store.topic(name)
         self._used_ms.pop(name, None)
         if stream.ttl_s is not None:
@@ -207,7 +208,7 @@ class Streams:
                 done=show,
                 ends_at=ends.append,
             )
-        except StoreFailedError:
+        except BaseException:
             show()
             raise
         await done.wait()
@@ -222,6 +223,8 @@ class Streams:
             raise RefusedError(404, "the source was deleted meanwhile")
         if source.topic.durability is Durability.MEMORY:
             raise RefusedError(409, "a rule keeps the source in memory: it cannot have forks")
+        if not topic.exists and self._store.exists(topic.name):
+            raise RefusedError(409, "another protocol is creating a topic of this name")
         if inherited.start != topic.end_offset:
             raise RefusedError(
                 409,
@@ -248,7 +251,7 @@ class Streams:
 
         try:
             self._destroy(topic, deleted)
-        except StoreFailedError:
+        except BaseException:
             show()
             raise
         return done
@@ -286,17 +289,22 @@ class Streams:
                 409, "a rule keeps this topic in memory: publish over another protocol"
             )
         known = self._known(stream, claim)
+        is_closed = topic.is_closed
         try:
-            fresh = is_new(request, stream, known, is_closed=topic.is_closed)
+            fresh = is_new(request, stream, known, is_closed=is_closed)
         except RefusedError as refused:
-            if refused.status_code == 409 and topic.is_closed:
+            if refused.status_code == 409:
+                # The refusal tells of a closure, a number or a sequence that may not be durable yet.
                 await self._durable(topic)
-                refused.headers = {CLOSED: "true", NEXT_OFFSET: offsets.encode(topic.end)}
+                if is_closed:
+                    refused.headers = {CLOSED: "true", NEXT_OFFSET: offsets.encode(topic.end)}
             raise
         self.used(found)
         if not fresh:
+            # Numbers that are accepted during this wait are not durable after it: clients take the answer's
+            # number for an acknowledgement.
             await self._durable(topic)
-            return Appended(topic.end, topic.is_closed, self._known(stream, claim), True)
+            return Appended(topic.end, self.is_closed(topic), known, True)
         notes: list[Note] = []
         changed = stream
         if (claim or request.sequence is not None) and not stream.life:
@@ -328,7 +336,8 @@ class Streams:
         if request.closes:
             self._closing.add(name)
         await done.wait()
-        return Appended(ends[0], request.closes, self._known(changed, claim), False)
+        highest = Produced(claim.epoch, claim.number) if claim is not None else None
+        return Appended(ends[0], request.closes, highest, False)
 
     async def _durable(self, topic: Topic) -> None:
         """Return when everything that the store was given before is durable."""
