@@ -297,6 +297,23 @@ async def test_a_stream_expires_when_nobody_uses_it(server: Server) -> None:
     assert server.steps.store.notes(b"", b"", 10) == []
 
 
+async def test_a_jump_of_the_clock_makes_no_stream_older(server: Server) -> None:
+    await server.put("s", type=TEXT, stream_ttl="10")
+    server.restart()
+    server.steps.clock.ms += 86_400_000
+    server.jumped_ms = 86_400_000
+    server.tick()
+    await server.settle()
+    assert (await server.http.head("s")).status_code == 200
+    server.steps.clock.ms += 9_999
+    assert (await server.http.head("s")).status_code == 200
+    server.steps.clock.ms += 1
+    server.tick()
+    await server.settle()
+    assert (await server.http.head("s")).status_code == 404
+    assert server.due() == []
+
+
 async def test_an_expired_name_can_be_used_again_at_once(server: Server) -> None:
     await server.put("s", b"old", type=TEXT, stream_ttl="10")
     server.steps.clock.ms += 10_000

@@ -16,6 +16,9 @@ from headrace.server.http.streams.refusals import RefusedError
 BYTES = "application/octet-stream"
 JSON = "application/json"
 
+MESSAGES_MAX = 100_000
+"""Most messages in one body: each takes time and memory, however short it is."""
+
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
 _any = msgspec.json.Decoder(msgspec.Raw)
 _SPACE = b" \t\r\n"
@@ -60,6 +63,10 @@ def _messages(body: bytes) -> list[bytes]:
     found = _decoded(text if is_array else b"[%b]" % text)
     if found is None or (not is_array and len(found) != 1):
         raise RefusedError(400, "the body is not valid JSON")
+    if len(found) > MESSAGES_MAX:
+        raise RefusedError(
+            413, f"a body may have {MESSAGES_MAX} messages, this one has {len(found)}"
+        )
     for message in found:
         if len(message) > PAYLOAD_BYTES_MAX:
             reason = f"a message may have {PAYLOAD_BYTES_MAX} bytes, this one has {len(message)}"

@@ -69,14 +69,19 @@ class Streams:
         broker: Broker,
         rule: Callable[[str], TopicRule],
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._broker = broker
         self._rule = rule
         self._now_ms = now_ms
-        self._started_ms = now_ms()
+        self._elapsed_ms = elapsed_ms
+        self._started_ms = elapsed_ms()
         self._used_ms: dict[str, int] = {}
-        """Last use of streams with a time to live. A start of the server counts as use of all streams."""
+        """Last use of streams with a time to live, in elapsed time: jumps of the clock make no stream older.
+
+        A start of the server counts as use of all streams.
+        """
         self._hidden: dict[str, asyncio.Event] = {}
         """Names that are being created or deleted; the event says that this is durable."""
         self._closing: set[str] = set()
@@ -112,14 +117,16 @@ class Streams:
 
     def used(self, found: Found) -> None:
         """Count a use of the stream, which extends its time to live."""
-        if found.stream.ttl_s is not None:
-            self._used_ms[found.topic.name] = self._now_ms()
+        if found.stream.ttl_s is not None and found.topic.exists:
+            self._used_ms[found.topic.name] = self._elapsed_ms()
 
     def _last_used_ms(self, topic: Topic) -> int:
         # Appends and subscriptions of other protocols count as well.
+        now_ms = self._now_ms()
         if self._broker.subscriptions(topic):
-            return self._now_ms()
-        return max(self._used_ms.get(topic.name, self._started_ms), topic.last_ms)
+            return now_ms
+        unused_ms = self._elapsed_ms() - self._used_ms.get(topic.name, self._started_ms)
+        return max(now_ms - unused_ms, topic.last_ms)
 
     def _has_expired(self, topic: Topic, stream: Stream) -> bool:
         deadline_ms = stream.deadline_ms(self._last_used_ms(topic))
@@ -195,7 +202,7 @@ class Streams:
         topic = self._store.topic(name)
         self._used_ms.pop(name, None)
         if stream.ttl_s is not None:
-            self._used_ms[name] = now_ms
+            self._used_ms[name] = self._elapsed_ms()
         done, show = self._hide(name)
         ends: list[Position] = []
         try:
@@ -366,7 +373,7 @@ class Streams:
         elif not self._has_expired(topic, stream):
             used_ms = self._last_used_ms(topic)
             if stream.ttl_s is not None:
-                self._used_ms[name] = used_ms
+                self._used_ms[name] = self._elapsed_ms() - (self._now_ms() - used_ms)
             self._look_again(topic, stream, stream.deadline_ms(used_ms))
         elif self._holders(topic):
             self._look_again(topic, stream, self._now_ms() + _HELD_MS)
