@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from headrace.testing import ServerProcess
-from tests.tools import node_tool, takes_long, without
+from tests.tools import node_tool, takes_long, tool, without
 
 HERE = Path(__file__).parent
 COUNT = 332
@@ -25,13 +25,17 @@ TOKEN = b"a token for the suite"
 def suite(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Install the suite; skip its tests if npm cannot get it."""
     node_tool()
+    tool("npm")
     directory = tmp_path_factory.mktemp("suite")
     for name in ("package.json", "conformance.test.mjs"):
         shutil.copy(HERE / name, directory)
     command = ["npm", "install", "--no-package-lock", "--no-audit", "--no-fund"]
-    done = subprocess.run(
-        command, cwd=directory, capture_output=True, text=True, timeout=300, check=False
-    )
+    try:
+        done = subprocess.run(
+            command, cwd=directory, capture_output=True, text=True, timeout=200, check=False
+        )
+    except subprocess.TimeoutExpired:
+        without("npm has not got the suite in 200 s")
     if done.returncode:
         without(f"npm cannot install the suite: {done.stderr[-2000:]}")
     return directory
@@ -41,7 +45,7 @@ RETRIES = "--retry=5", "--testTimeout=60000"
 """Some tests of the suite sleep and expect the server to be quicker, which a busy machine is not always."""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)  # with the installation
 @pytest.mark.parametrize("access", ["token", pytest.param("open", marks=takes_long)])
 def test_the_server_conforms(suite: Path, tmp_path: Path, access: str) -> None:
     config = tmp_path / "headrace.toml"
@@ -62,7 +66,7 @@ def test_the_server_conforms(suite: Path, tmp_path: Path, access: str) -> None:
             env=environ,
             capture_output=True,
             text=True,
-            timeout=500,
+            timeout=900,
             check=False,
         )
         assert report.exists(), done.stdout + done.stderr
