@@ -314,6 +314,26 @@ async def test_a_jump_of_the_clock_makes_no_stream_older(server: Server) -> None
     assert server.due() == []
 
 
+async def test_an_append_in_time_is_not_lost_however_long_its_commit_takes(server: Server) -> None:
+    await server.put("s", type=TEXT, stream_ttl="10")
+    await server.settle()
+    server.is_working = False
+    server.steps.clock.ms += 9_999
+    server.connections.broker.publish({"s": [pack_record(b"in time")]}, lambda: None)
+    server.steps.clock.ms += 10_000
+    server.tick()
+    server.tick()
+    again = asyncio.ensure_future(server.put("s", type=TEXT, stream_ttl="10"))
+    await idle()
+    await server.settle()
+    assert (await again).status_code == 200
+    assert server.payloads("s") == [b"in time"]
+    server.steps.clock.ms += 10_000
+    server.tick()
+    await server.settle()
+    assert not server.steps.store.exists("s")
+
+
 async def test_an_expired_name_can_be_used_again_at_once(server: Server) -> None:
     await server.put("s", b"old", type=TEXT, stream_ttl="10")
     server.steps.clock.ms += 10_000

@@ -96,6 +96,11 @@ class StreamsApi:
         data = await _body(request)
         await self._streams.settled(name)
         found = self._found_or_conflict(name)
+        if found is None and (topic := self._store.look(name)).exists:
+            # The stream has expired, unless other protocols have given appends to the store before.
+            await self._streams.durable(topic)
+            await self._streams.settled(name)
+            found = self._found_or_conflict(name)
         if found is not None:
             return self._existing(found, wanted)
         if not self._store.look(name).exists:

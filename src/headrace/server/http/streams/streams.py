@@ -9,6 +9,7 @@ nobody: a name that is being created or deleted has no stream. Elsewhere: decisi
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -86,6 +87,8 @@ class Streams:
         """Names that are being created or deleted; the event says that this is durable."""
         self._closing: set[str] = set()
         """Streams whose closure is not durable yet."""
+        self._expiring: set[str] = set()
+        """Streams whose time is over; they are looked at once more after a commit."""
         self._followers: dict[Topic, dict[Callable[[], None], None]] = {}
 
     # Looking
@@ -302,7 +305,7 @@ class Streams:
         except RefusedError as refused:
             if refused.status_code == 409:
                 # The refusal tells of a closure, a number or a sequence that may not be durable yet.
-                await self._durable(topic)
+                await self.durable(topic)
                 if is_closed:
                     refused.headers = {CLOSED: "true", NEXT_OFFSET: offsets.encode(topic.end)}
             raise
@@ -310,7 +313,7 @@ class Streams:
         if not fresh:
             # Numbers that are accepted during this wait are not durable after it: clients take the answer's
             # number for an acknowledgement.
-            await self._durable(topic)
+            await self.durable(topic)
             return Appended(topic.end, self.is_closed(topic), known, True)
         notes: list[Note] = []
         changed = stream
@@ -346,7 +349,7 @@ class Streams:
         highest = Produced(claim.epoch, claim.number) if claim is not None else None
         return Appended(ends[0], request.closes, highest, False)
 
-    async def _durable(self, topic: Topic) -> None:
+    async def durable(self, topic: Topic) -> None:
         """Return when everything that the store was given before is durable."""
         done = asyncio.Event()
         self._store.change(topic, done=done.set)
@@ -368,7 +371,7 @@ class Streams:
         topic, stream = self._store.look(name), decode_stream(note)
         if name in self._hidden:
             return  # its change is on the way
-        if not topic.exists:
+        if not topic.exists or topic.durability is Durability.MEMORY:
             self._drop(note)
         elif not self._has_expired(topic, stream):
             used_ms = self._last_used_ms(topic)
@@ -377,7 +380,18 @@ class Streams:
             self._look_again(topic, stream, stream.deadline_ms(used_ms))
         elif self._holders(topic):
             self._look_again(topic, stream, self._now_ms() + _HELD_MS)
-        else:
+        elif name not in self._expiring:
+            # Other protocols may have given appends to the store before the time was over.
+            self._expiring.add(name)
+            self._store.change(topic, done=partial(self._expire, name))
+
+    def _expire(self, name: str) -> None:
+        """Delete a stream whose time is over, now that everything given before is durable."""
+        self._expiring.discard(name)
+        topic, note = self._store.look(name), self._store.note(stream_key(name))
+        if name in self._hidden or not topic.exists or note is None:
+            return
+        if self._has_expired(topic, decode_stream(note)) and not self._holders(topic):
             self._delete(topic)
 
     def _drop(self, note: Note) -> None:
