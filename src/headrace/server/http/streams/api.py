@@ -1,4 +1,4 @@
-"""The endpoint of streams, `/v1/stream/NAME`. Documented in `docs/streams.md`.
+"""The endpoint of streams, `/v1/stream/NAME`. Documented in `docs/protocols/streams.md`.
 
 Every handler reads a request (`messages.py`), asks for access, lets `Streams` carry it out, and writes the
 answer. Elsewhere: headers that all answers have (`cors.py`).
