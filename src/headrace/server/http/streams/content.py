@@ -6,6 +6,7 @@ message, and an array is a list of messages. Elsewhere: server-sent events (`eve
 
 import base64
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -60,13 +61,9 @@ def joined(payloads: Sequence[bytes], content_type: str) -> bytes:
 def _messages(body: bytes) -> list[bytes]:
     text = body.strip(_SPACE)
     is_array = text.startswith(b"[")
-    found = _decoded(text if is_array else b"[%b]" % text)
+    found = _decoded(text if is_array else b"[%b]" % text, MESSAGES_MAX)
     if found is None or (not is_array and len(found) != 1):
         raise RefusedError(400, "the body is not valid JSON")
-    if len(found) > MESSAGES_MAX:
-        raise RefusedError(
-            413, f"a body may have {MESSAGES_MAX} messages, this one has {len(found)}"
-        )
     for message in found:
         if len(message) > PAYLOAD_BYTES_MAX:
             reason = f"a message may have {PAYLOAD_BYTES_MAX} bytes, this one has {len(message)}"
@@ -74,11 +71,14 @@ def _messages(body: bytes) -> list[bytes]:
     return found
 
 
-def _decoded(array: bytes) -> list[bytes] | None:
+def _decoded(array: bytes, messages_max: float = inf) -> list[bytes] | None:
     """Return the elements of a JSON array as they stand there; None if it is not valid."""
     try:
         array.decode()  # the decoder does not look into strings
-        return list(map(bytes, _elements.decode(array)))
+        found = _elements.decode(array)
+        if len(found) > messages_max:
+            raise RefusedError(413, f"a body may have {MESSAGES_MAX} messages")
+        return list(map(bytes, found))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 
