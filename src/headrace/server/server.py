@@ -276,7 +276,11 @@ class Server:
         scrapes = Scrapes(self._metrics, instruments, lambda: self._applier.pid)
         audit = self._audit = Audit(self._store, clock.now_ms)
         streams = self._streams = Streams(
-            self._store, self._broker, lambda name: self._config.rule(name), clock.now_ms
+            self._store,
+            self._broker,
+            lambda name: self._config.rule(name),
+            clock.now_ms,
+            clock.elapsed_ms,
         )
         channels.other_due = streams.due
         self._access.on_change = lambda action, token: audit.record(action, OPERATOR, token=token)

@@ -41,6 +41,8 @@ class Server:
         self._directory = directory
         self._limits = limits
         self.settings = StreamSettings(long_poll_s=0.05)
+        self.jumped_ms = 0
+        """Part of the clock's time that has not really passed."""
         self.steps: StepStore
         self.open()
 
@@ -68,7 +70,8 @@ class Server:
         broker = Broker(store, runner, failed)
         health, access = open_to_all(store)
         self.connections = Connections(broker, Limits(**self._limits), Metrics(), health, access)
-        self.streams = Streams(store, broker, config.rule, self.steps.clock)
+        clock = self.steps.clock
+        self.streams = Streams(store, broker, config.rule, clock, lambda: clock.ms - self.jumped_ms)
         limits = HttpLimits(self.connections)
         api = StreamsApi(
             store, self.connections, self.streams, limits, lambda: self.settings, self.steps.clock

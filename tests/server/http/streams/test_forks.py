@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from headrace.log.records import pack_record
 from headrace.server.http.streams import forks
 from tests.server.http.streams.conftest import Server, until
 
@@ -146,6 +147,32 @@ async def test_an_expired_fork_frees_its_source(server: Server) -> None:
     server.tick()
     await server.settle()
     assert (await server.get("s")).status_code == 404
+
+
+async def test_a_fork_that_replaces_an_expired_fork_of_the_same_source_counts_once(
+    server: Server,
+) -> None:
+    await server.put("s", b"x", type=TEXT)
+    await fork(server, "f", "s", stream_ttl="10", stream_fork_offset="-1")
+    server.steps.clock.ms += 10_000
+    assert (await fork(server, "f", "s", stream_fork_offset="-1")).status_code == 201
+    await server.http.delete("s")
+    assert (await server.get("s")).status_code == 410
+    await server.http.delete("f")
+    assert (await server.get("s")).status_code == 404
+
+
+async def test_a_fork_has_no_records_of_other_protocols_before_its_own(server: Server) -> None:
+    await server.put("s", b"x", type=TEXT)
+    await server.settle()
+    server.is_working = False
+    making = asyncio.ensure_future(fork(server, "f", "s"))
+    server.connections.broker.publish({"f": [pack_record(b"other")]}, lambda: None)
+    for _ in range(200):
+        await asyncio.sleep(0)
+    await server.settle()
+    assert (await making).status_code == 409
+    assert server.payloads("f") == [b"other"]
 
 
 async def test_an_expired_source_with_forks_is_not_replaced(server: Server) -> None:

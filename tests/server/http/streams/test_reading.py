@@ -10,8 +10,8 @@ import pytest
 
 from headrace.config.protocols import StreamSettings
 from headrace.model import Position
+from headrace.server.http.streams import api, reading
 from headrace.server.http.streams import events as events_module
-from headrace.server.http.streams import reading
 from tests.fakes.disk import flip
 from tests.server.http.streams.conftest import PAGE, Server, until
 from tests.tools import TORTURE
@@ -57,6 +57,19 @@ async def test_long_streams_come_in_chunks(server: Server, monkeypatch: pytest.M
     assert b"".join(parts) == body and len(parts) > 1
     assert marks[:-1] == [(None, "private, max-age")] * (len(parts) - 1)
     assert marks[-1] == ("true", "private, no-cach")
+
+
+async def test_many_short_records_come_in_chunks(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reading, "CHUNK_RECORDS_MAX", 1000)
+    wanted = list(range(10_000, 50_000))
+    await server.put("s", json.dumps(wanted).encode(), type=JSON)
+    first = await server.get("s")
+    assert "stream-up-to-date" not in first.headers
+    second = await server.get("s", offset=first.headers["stream-next-offset"])
+    assert "stream-up-to-date" in second.headers
+    assert first.json() + second.json() == wanted
 
 
 async def test_an_answer_that_is_still_right_is_not_sent_again(server: Server) -> None:
@@ -160,6 +173,7 @@ async def test_every_answer_is_safe_to_look_at(server: Server) -> None:
         assert answer.headers["x-content-type-options"] == "nosniff"
         assert answer.headers["content-security-policy"] == "sandbox"
         assert answer.headers["content-disposition"] == "attachment"
+        assert answer.headers["cross-origin-resource-policy"] == "same-origin"
         assert "access-control-allow-origin" not in answer.headers
 
 
@@ -475,6 +489,20 @@ async def test_a_slow_reader_goes_on_from_the_log_and_misses_nothing(server: Ser
         for reader in (slow, quick):
             found = [one for text in reader.data() for one, _ in json.loads(text)]
             assert found == list(range(40))
+
+
+async def test_a_reader_that_takes_nothing_is_cut_off(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api, "EVENTS_TIMEOUT_S", 0.01)
+    await server.put("s", type=TEXT)
+    async with following(server, "s") as reader:
+        await until(lambda: reader.controls())
+        reader.takes.clear()
+        await server.post("s", b"x", type=TEXT)
+        await until(lambda: not server.connections.waiting.total)
+        assert not reader.over
+    assert not server.connections.broker.subscriptions(server.steps.store.topic("s"))
 
 
 async def test_a_reader_that_leaves_frees_its_place(server: Server) -> None:

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
-from headrace.model import PAYLOAD_BYTES_MAX, Position
-from headrace.server.http.streams import events, messages, offsets
+from headrace.log.records import pack_record
+from headrace.log.store import Topic
+from headrace.model import PAYLOAD_BYTES_MAX, Durability, Position
+from headrace.server.http.streams import content, events, messages, offsets
 from headrace.server.http.streams.content import joined, media_type, records_of
 from headrace.server.http.streams.messages import (
     Append,
@@ -101,7 +103,13 @@ def test_a_bad_time_to_live_is_refused(ttl):
     assert refusal(messages.create, {"stream-ttl": ttl}).status_code == 400
 
 
-@pytest.mark.parametrize("text", ["", "tomorrow", "2030-01-01", "2030-01-01T00:00:00", "60"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "tomorrow", "2030-01-01", "2030-01-01T00:00:00", "60"),
+        "9999-12-31T23:59:59-23:59",  # in UTC in the year 10000
+    ],
+)
 def test_a_bad_expiry_is_refused(text):
     assert refusal(messages.create, {"stream-expires-at": text}).status_code == 400
 
@@ -110,6 +118,7 @@ def test_other_bad_requests_to_create_are_refused():
     both = {"stream-ttl": "1", "stream-expires-at": "2030-01-01T00:00:00Z"}
     assert refusal(messages.create, both).status_code == 400
     assert refusal(messages.create, {"content-type": "nonsense"}).status_code == 400
+    assert refusal(messages.create, {"content-type": "text/plain; a=\x01"}).status_code == 400
 
 
 def test_a_fork_names_its_source_and_a_place_there():
@@ -227,6 +236,12 @@ def test_other_bodies_are_no_json(body):
     assert refusal(records_of, body, JSON).status_code == 400
 
 
+def test_many_messages_are_refused(monkeypatch):
+    monkeypatch.setattr(content, "MESSAGES_MAX", 3)
+    assert len(content.records_of(b"[1,2,3]", JSON)) == 3
+    assert refusal(content.records_of, b"[1,2,3,4]", JSON).status_code == 413
+
+
 def test_a_long_message_is_refused_and_a_long_array_is_not():
     message = b'"%b"' % (b"x" * (PAYLOAD_BYTES_MAX - 2))
     assert payloads(b"[%b,%b]" % (message, message), JSON) == [message, message]
@@ -259,6 +274,7 @@ def test_an_event_carries_text_in_lines_and_bytes_in_base64():
     assert events.data([b"a\r\nb\rc\n", b"\nd"], TEXT) == (
         b"event: data\ndata:a\ndata:b\ndata:c\ndata:\ndata:d\n\n"
     )
+    assert events.data([b" a\n  b\n "], TEXT) == b"event: data\ndata:  a\ndata:   b\ndata:  \n\n"
     assert events.data([b'{"a":\n1}', b"2"], JSON) == b'event: data\ndata:[{"a":\ndata:1},2]\n\n'
     assert events.data([b"\0", b"\xff"], BYTES) == b"event: data\ndata:AP8=\n\n"
 
@@ -269,6 +285,18 @@ def test_text_cannot_make_an_event(text):
     assert lines[0] == "event: data"
     assert all(line.startswith("data:") for line in lines[1:])
     assert "\n".join(line.removeprefix("data:") for line in lines[1:]) == text
+
+
+def test_only_the_last_part_of_a_commit_is_up_to_date():
+    topic = Topic("t", Durability.WRITTEN)
+    records = [pack_record(b"%d" % number) for number in range(3)]
+    encode = events.Encoding(topic, TEXT, lambda: events.CURSORS_BEGIN_MS)
+    assert encode.takes("t", Position(7, 0, 0), records)
+    for shown in range(2):  # while the commit is written, and afterwards
+        first = encode("t", Position(7, 0, 0), records[:2], 0)
+        last = encode("t", Position(7, 10, 2), records[2:], 0)
+        assert (b"upToDate" in first, b"upToDate" in last) == (False, True), shown
+        topic.end_offset = 15
 
 
 def test_a_control_says_where_the_reader_is():

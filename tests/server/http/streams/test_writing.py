@@ -168,6 +168,47 @@ async def test_a_duplicate_waits_for_the_request_that_is_being_written(server: S
     assert server.payloads("s") == [b"x"]
 
 
+async def test_no_answer_shows_a_number_that_is_not_durable(server: Server) -> None:
+    await server.put("s", type=TEXT)
+    named = {"type": TEXT, "producer_id": "p", "producer_epoch": "0"}
+    await server.post("s", b"0", producer_seq="0", **named)
+    await server.settle()
+    server.is_working = False
+    sent = [
+        asyncio.ensure_future(server.post("s", b"%d" % number, producer_seq=str(number), **named))
+        for number in (1, 0)
+    ]
+    await idle()
+    assert server.steps.runner.step()  # their commit is on its way
+    later = asyncio.ensure_future(server.post("s", b"2", producer_seq="2", **named))
+    await idle()
+    assert server.steps.runner.step()  # and written
+    await until(lambda: all(one.done() for one in sent))
+    assert not later.done()
+    assert [(await one).headers["producer-seq"] for one in sent] == ["1", "1"]
+    await server.settle()
+    assert (await later).headers["producer-seq"] == "2"
+
+
+async def test_a_refusal_that_tells_of_an_append_waits_for_it(server: Server) -> None:
+    await server.put("s", type=TEXT)
+    await server.settle()
+    server.is_working = False
+    claim = {"producer_id": "p", "producer_epoch": "0"}
+    asked = [
+        asyncio.ensure_future(server.post("s", b"x", type=TEXT, **headers))
+        for headers in (
+            {"stream_seq": "b", "producer_seq": "0", **claim},
+            {"stream_seq": "b"},
+            {"producer_seq": "2", **claim},
+        )
+    ]
+    await idle()
+    assert not any(one.done() for one in asked)
+    await server.settle()
+    assert [(await one).status_code for one in asked] == [200, 409, 409]
+
+
 async def test_sequences_must_grow(server: Server) -> None:
     await server.put("s", type=TEXT)
     for text, status in (("a", 204), ("b", 204), ("b", 409), ("a", 409), ("c", 204)):
@@ -254,6 +295,43 @@ async def test_a_stream_expires_when_nobody_uses_it(server: Server) -> None:
     await server.settle()
     assert server.payloads("s") == []
     assert server.steps.store.notes(b"", b"", 10) == []
+
+
+async def test_a_jump_of_the_clock_makes_no_stream_older(server: Server) -> None:
+    await server.put("s", type=TEXT, stream_ttl="10")
+    server.restart()
+    server.steps.clock.ms += 86_400_000
+    server.jumped_ms = 86_400_000
+    server.tick()
+    await server.settle()
+    assert (await server.http.head("s")).status_code == 200
+    server.steps.clock.ms += 9_999
+    assert (await server.http.head("s")).status_code == 200
+    server.steps.clock.ms += 1
+    server.tick()
+    await server.settle()
+    assert (await server.http.head("s")).status_code == 404
+    assert server.due() == []
+
+
+async def test_an_append_in_time_is_not_lost_however_long_its_commit_takes(server: Server) -> None:
+    await server.put("s", type=TEXT, stream_ttl="10")
+    await server.settle()
+    server.is_working = False
+    server.steps.clock.ms += 9_999
+    server.connections.broker.publish({"s": [pack_record(b"in time")]}, lambda: None)
+    server.steps.clock.ms += 10_000
+    server.tick()
+    server.tick()
+    again = asyncio.ensure_future(server.put("s", type=TEXT, stream_ttl="10"))
+    await idle()
+    await server.settle()
+    assert (await again).status_code == 200
+    assert server.payloads("s") == [b"in time"]
+    server.steps.clock.ms += 10_000
+    server.tick()
+    await server.settle()
+    assert not server.steps.store.exists("s")
 
 
 async def test_an_expired_name_can_be_used_again_at_once(server: Server) -> None:
@@ -360,6 +438,30 @@ async def test_other_names_are_refused(server: Server, name: str) -> None:
     assert (await server.http.delete(name)).status_code == 400
 
 
+@pytest.mark.parametrize("name", ["%E6%97%A5", "a%3Fb%23c%20d", "%5B%3A%3A1"])
+async def test_the_location_of_a_stream_is_the_url_that_was_asked(
+    server: Server, name: str
+) -> None:
+    made = await server.put(name, type=TEXT)
+    assert (made.status_code, made.headers["location"]) == (
+        201,
+        f"http://localhost/v1/stream/{name}",
+    )
+    assert (await server.get(name)).status_code == 200
+
+
+async def test_the_beginning_of_the_path_is_not_encoded(server: Server) -> None:
+    for path in ("/v1%2Fstream/name", "/v1/stre%61m/name"):
+        assert (await server.http.put(f"http://localhost{path}")).status_code == 400
+    assert server.steps.store.topics("", "", 10) == []
+
+
 async def test_a_name_is_decoded_once(server: Server) -> None:
     await server.put("a%2Fb%20%C3%A9%252F", b"x", type=TEXT)
     assert server.payloads("a/b é%2F") == [b"x"]
+
+
+async def idle() -> None:
+    """Let requests go on until they wait for the store."""
+    for _ in range(200):
+        await asyncio.sleep(0)

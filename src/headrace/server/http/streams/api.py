@@ -1,4 +1,4 @@
-"""The endpoint of streams, `/v1/stream/NAME`. Documented in `docs/streams.md`.
+"""The endpoint of streams, `/v1/stream/NAME`. Documented in `docs/protocols/streams.md`.
 
 Every handler reads a request (`messages.py`), asks for access, lets `Streams` carry it out, and writes the
 answer. Elsewhere: headers that all answers have (`cors.py`).
@@ -21,7 +21,7 @@ from headrace.config.protocols import StreamSettings
 from headrace.log.store import Store, Topic
 from headrace.model import Position, check_publish_topic, check_topic_name
 from headrace.printing import quoted
-from headrace.server.http.gate import check, record
+from headrace.server.http.gate import CUT_SHORT, check, record
 from headrace.server.http.limits import HttpLimits
 from headrace.server.http.requests import body_is_taken, check_length, too_long
 from headrace.server.http.streams import events, forks, messages, offsets, reading
@@ -41,6 +41,10 @@ DISCARDED_BODY_BYTES_MAX = 16 << 20
 """Bytes of a longer body that are read before the refusal: some clients miss an earlier answer."""
 BODY_TIMEOUT_S = 30.0
 """Time in which the body of a request must arrive."""
+EVENTS_TIMEOUT_S = 60.0
+"""Time in which a reader must take the events that it was sent."""
+FORKS_AT_ONCE_MAX = 2
+"""Number of forks that are made at the same time. Each holds all of its records in memory."""
 
 UP_TO_DATE = "Stream-Up-To-Date"
 CURSOR = "Stream-Cursor"
@@ -67,6 +71,7 @@ class StreamsApi:
         self._limits = limits
         self._settings = settings
         self._now_ms = now_ms
+        self._forking = asyncio.Semaphore(FORKS_AT_ONCE_MAX)
         self._encodings: WeakValueDictionary[tuple[str, str], events.Encoding] = (
             WeakValueDictionary()
         )
@@ -91,10 +96,23 @@ class StreamsApi:
         data = await _body(request)
         await self._streams.settled(name)
         found = self._found_or_conflict(name)
+        if found is None and (topic := self._store.look(name)).exists:
+            # The stream has expired, unless other protocols have given appends to the store before.
+            await self._streams.durable(topic)
+            await self._streams.settled(name)
+            found = self._found_or_conflict(name)
         if found is not None:
             return self._existing(found, wanted)
         if not self._store.look(name).exists:
             check(request, Operation.CREATE, name)
+        if wanted.fork is None:
+            return await self._create(request, name, wanted, data)
+        async with self._forking:
+            return await self._create(request, name, wanted, data)
+
+    async def _create(
+        self, request: Request, name: str, wanted: messages.Create, data: bytes
+    ) -> Response:
         source, inherited = None, None
         if (fork := wanted.fork) is not None:
             source = self._source(fork.source, wanted.content_type)
@@ -112,7 +130,7 @@ class StreamsApi:
         end = await self._streams.create(name, wanted, records, source, inherited)
         self._published(len(records))
         made = self._streams.find(name) if self._streams.exists(name) else None
-        headers = {"Location": str(request.url.replace(query="", fragment=""))}
+        headers = {"Location": _location(request)}
         headers |= _described(made) if made is not None else {"Content-Type": wanted.content_type}
         return _answer(201, headers | _place(end, is_closed=wanted.closes))
 
@@ -337,7 +355,8 @@ class EventStream(Response):
             headers.append((b"stream-sse-data-encoding", b"base64"))
 
         async def send_bytes(data: bytes) -> None:
-            await send({"type": "http.response.body", "body": data, "more_body": True})
+            async with asyncio.timeout(EVENTS_TIMEOUT_S):
+                await send({"type": "http.response.body", "body": data, "more_body": True})
 
         with self._api.waiting(self._request):
             follower = self._api.follower(self._request)
@@ -345,6 +364,10 @@ class EventStream(Response):
             watching = asyncio.ensure_future(_watch(receive, follower))
             try:
                 await self._api.send_events(found, start, cursor, follower, send_bytes)
+            except TimeoutError:
+                if CUT_SHORT in scope:
+                    scope[CUT_SHORT](at_once=True)
+                return
             finally:
                 watching.cancel()
             await send({"type": "http.response.body", "body": b"", "more_body": False})
@@ -359,8 +382,18 @@ async def _watch(receive: Receive, follower: Follower) -> None:
 
 def _name(request: Request) -> str:
     """Return the stream's name. It is part of the path, percent-encoded; slashes may be as they are."""
+    return messages.name_in(_path(request))
+
+
+def _path(request: Request) -> bytes:
+    """Return the path as it was sent, percent-encoded."""
     raw: bytes = request.scope["raw_path"]
-    return messages.name_in(raw.partition(b"?")[0])
+    return raw.partition(b"?")[0]
+
+
+def _location(request: Request) -> str:
+    path, host = _path(request).decode("latin-1"), request.headers.get("host", "")
+    return f"{request.scope['scheme']}://{host}{path}" if host else path
 
 
 def _written(request: Request, operation: Operation) -> str:

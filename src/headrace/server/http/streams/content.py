@@ -6,6 +6,7 @@ message, and an array is a list of messages. Elsewhere: server-sent events (`eve
 
 import base64
 from collections.abc import Sequence
+from math import inf
 
 import msgspec
 
@@ -15,6 +16,9 @@ from headrace.server.http.streams.refusals import RefusedError
 
 BYTES = "application/octet-stream"
 JSON = "application/json"
+
+MESSAGES_MAX = 100_000
+"""Most messages in one body: each takes time and memory, however short it is."""
 
 _elements = msgspec.json.Decoder(list[msgspec.Raw])
 _any = msgspec.json.Decoder(msgspec.Raw)
@@ -57,7 +61,7 @@ def joined(payloads: Sequence[bytes], content_type: str) -> bytes:
 def _messages(body: bytes) -> list[bytes]:
     text = body.strip(_SPACE)
     is_array = text.startswith(b"[")
-    found = _decoded(text if is_array else b"[%b]" % text)
+    found = _decoded(text if is_array else b"[%b]" % text, MESSAGES_MAX)
     if found is None or (not is_array and len(found) != 1):
         raise RefusedError(400, "the body is not valid JSON")
     for message in found:
@@ -67,11 +71,14 @@ def _messages(body: bytes) -> list[bytes]:
     return found
 
 
-def _decoded(array: bytes) -> list[bytes] | None:
+def _decoded(array: bytes, messages_max: float = inf) -> list[bytes] | None:
     """Return the elements of a JSON array as they stand there; None if it is not valid."""
     try:
         array.decode()  # the decoder does not look into strings
-        return list(map(bytes, _elements.decode(array)))
+        found = _elements.decode(array)
+        if len(found) > messages_max:
+            raise RefusedError(413, f"a body may have {MESSAGES_MAX} messages")
+        return list(map(bytes, found))
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return None
 

@@ -24,7 +24,8 @@ _SAFE = {
     "X-Content-Type-Options": "nosniff",
     "Content-Security-Policy": "sandbox",
     "Content-Disposition": "attachment",
-    "Cross-Origin-Resource-Policy": "cross-origin",
+    # Else any page could run a stream of JavaScript as its own script. Requests with CORS are not affected.
+    "Cross-Origin-Resource-Policy": "same-origin",
 }
 _EXPOSED = ", ".join(
     (

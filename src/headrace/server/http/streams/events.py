@@ -43,7 +43,11 @@ def data(payloads: Sequence[bytes], content_type: str) -> bytes:
     if not is_text(content_type):
         return b"event: data\ndata:" + base64.b64encode(body) + b"\n\n"
     text = body.decode(errors="replace").replace("\r\n", "\n").replace("\r", "\n")
-    return f"event: data\ndata:{text.replace(chr(10), f'{chr(10)}data:')}\n\n".encode()
+    # Parsers drop one space behind the colon.
+    lines = [
+        f"data: {line}" if line.startswith(" ") else f"data:{line}" for line in text.split("\n")
+    ]
+    return "\n".join(["event: data", *lines, "", ""]).encode()
 
 
 class Encoding:
@@ -54,11 +58,17 @@ class Encoding:
         self._content_type = content_type
         self._now_ms = now_ms
         self._shown = shown
+        self._commit_end = 0
+
+    def takes(self, _: str, at: Position, records: Sequence[bytes]) -> bool:
+        """Take all records of a commit, and note where it ends: a long one is encoded in several parts."""
+        self._commit_end = at.offset + sum(map(len, records))
+        return True
 
     def __call__(self, _: str, at: Position, records: Sequence[bytes], ms: int) -> bytes:
         end = at._replace(offset=at.offset + sum(map(len, records)))
         event = data([record[RECORD_HEADER_BYTES:] for record in records], self._content_type)
         # While a commit is written, the topic still ends before its records.
-        is_last = end.offset >= self._topic.end_offset
+        is_last = end.offset >= max(self._topic.end_offset, self._commit_end)
         now = cursor(self._now_ms(), self._shown)
         return event + control(end, now, is_last=is_last, is_closed=False)

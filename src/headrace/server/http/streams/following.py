@@ -91,7 +91,8 @@ class Follower:
     # Calls from the broker
 
     def attached(self, subscription: BrokerSubscription, offset: int, exact: bool) -> None:
-        pass
+        if self.offset < subscription.topic.start_offset:
+            self.end()  # retention was faster
 
     def live(self, subscription: BrokerSubscription) -> None:
         self.wake()

@@ -25,7 +25,9 @@ TTL_S_MAX = 10**10
 
 _WHOLE = re.compile(r"0|[1-9]\d{0,18}", re.ASCII)
 _DIGITS = re.compile(r"\d{1,16}", re.ASCII)
-_TYPE = re.compile(r"[!#$%&'*+.^`|~\w-]+/[!#$%&'*+.^`|~\w-]+(?:\s*;.*)?", re.ASCII)
+_TYPE = re.compile(
+    r"[!#$%&'*+.^`|~\w-]+/[!#$%&'*+.^`|~\w-]+(?:[ \t]*;[\t\x20-\x7e\x80-\xff]*)?", re.ASCII
+)
 
 
 class Live(StrEnum):
@@ -122,6 +124,8 @@ def read(offset: list[str], live: list[str], cursor: list[str]) -> Read:
 
 def name_in(path: bytes) -> str:
     """Return the name of the stream at a percent-encoded path."""
+    if not path.startswith(PATH.encode()):
+        raise RefusedError(400, f"the path of a stream begins with {PATH}, not encoded")
     try:
         name = unquote_to_bytes(path[len(PATH) :]).decode()
     except UnicodeDecodeError:
@@ -173,7 +177,8 @@ def _expires_ms(text: str) -> int:
         moment = datetime.datetime.fromisoformat(text.strip())
         if moment.tzinfo is None or len(text) < len("2000-01-01T00:00:00Z"):
             raise ValueError
-        return max(1, int(moment.timestamp() * 1000))
+        # Answers show the time in UTC, where its year may be another one.
+        return max(1, int(moment.astimezone(datetime.UTC).timestamp() * 1000))
     except (ValueError, OverflowError):
         raise RefusedError(400, "Stream-Expires-At must be a time as in RFC 3339") from None
 

@@ -18,6 +18,8 @@ from headrace.server.http.streams.stream import Stream
 
 CHUNK_BYTES_MAX = 4 << 20
 """Size at which a chunk ends, with the record that reaches it."""
+CHUNK_RECORDS_MAX = 100_000
+"""Number of records at which a chunk ends, with the run that reaches it."""
 
 
 class Chunk(NamedTuple):
@@ -60,6 +62,8 @@ async def read(store: Store, topic: Topic, start: int, bytes_max: int = CHUNK_BY
     payloads: list[bytes] = []
     size = lost = 0
     while at < topic.end_offset and size < bytes_max and topic.epoch == epoch:
+        if len(payloads) >= CHUNK_RECORDS_MAX:
+            break
         found = await warmed(partial(reader.read, at, SLICE_BYTES_MAX))
         has_gap = False
         for run in found.runs:

@@ -9,13 +9,13 @@ nobody: a name that is being created or deleted has no stream. Elsewhere: decisi
 import asyncio
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
 
 from headrace.broker.broker import Broker
 from headrace.config.settings import TopicRule
-from headrace.errors import StoreFailedError
 from headrace.log.store import Note, Store, Topic, waited_for
 from headrace.model import Durability, Position
 from headrace.printing import quoted
@@ -59,7 +59,7 @@ class Appended(NamedTuple):
     """End of the request's own records; of the stream for a duplicate."""
     is_closed: bool
     highest: Produced | None
-    """Highest accepted number of the request's producer; None without one."""
+    """Highest number of the request's producer that is known to be durable; None without one."""
     is_duplicate: bool
 
 
@@ -70,18 +70,25 @@ class Streams:
         broker: Broker,
         rule: Callable[[str], TopicRule],
         now_ms: Callable[[], int],
+        elapsed_ms: Callable[[], int],
     ) -> None:
         self._store = store
         self._broker = broker
         self._rule = rule
         self._now_ms = now_ms
-        self._started_ms = now_ms()
+        self._elapsed_ms = elapsed_ms
+        self._started_ms = elapsed_ms()
         self._used_ms: dict[str, int] = {}
-        """Last use of streams with a time to live. A start of the server counts as use of all streams."""
+        """Last use of streams with a time to live, in elapsed time: jumps of the clock make no stream older.
+
+        A start of the server counts as use of all streams.
+        """
         self._hidden: dict[str, asyncio.Event] = {}
         """Names that are being created or deleted; the event says that this is durable."""
         self._closing: set[str] = set()
         """Streams whose closure is not durable yet."""
+        self._expiring: set[str] = set()
+        """Streams whose time is over; they are looked at once more after a commit."""
         self._followers: dict[Topic, dict[Callable[[], None], None]] = {}
 
     # Looking
@@ -113,14 +120,16 @@ class Streams:
 
     def used(self, found: Found) -> None:
         """Count a use of the stream, which extends its time to live."""
-        if found.stream.ttl_s is not None:
-            self._used_ms[found.topic.name] = self._now_ms()
+        if found.stream.ttl_s is not None and found.topic.exists:
+            self._used_ms[found.topic.name] = self._elapsed_ms()
 
     def _last_used_ms(self, topic: Topic) -> int:
         # Appends and subscriptions of other protocols count as well.
+        now_ms = self._now_ms()
         if self._broker.subscriptions(topic):
-            return self._now_ms()
-        return max(self._used_ms.get(topic.name, self._started_ms), topic.last_ms)
+            return now_ms
+        unused_ms = self._elapsed_ms() - self._used_ms.get(topic.name, self._started_ms)
+        return max(now_ms - unused_ms, topic.last_ms)
 
     def _has_expired(self, topic: Topic, stream: Stream) -> bool:
         deadline_ms = stream.deadline_ms(self._last_used_ms(topic))
@@ -181,20 +190,22 @@ class Streams:
             ttl_s=wanted.ttl_s,
             expires_ms=wanted.expires_ms,
         )
-        notes: list[Note] = []
         if source is not None and inherited is not None:
             stream = self._forked(topic, source, inherited, wanted, stream)
             records = [*inherited.records, *records]
+        if topic.exists:
+            self._destroy(topic, _ignore)
+        notes: list[Note] = []
+        if source is not None:
+            # The expired stream may have been a fork of the same source, which has just lost it.
             origin = self._store.note(stream_key(source.topic.name))
             state = msgspec.structs.replace(decode_stream(origin), life=stream.source_life)
             due_ms = origin.due_ms if origin is not None else 0
             notes.append(counted(source.topic.name, state, due_ms))
-        if topic.exists:
-            self._destroy(topic, _ignore)
         topic = self._store.topic(name)
         self._used_ms.pop(name, None)
         if stream.ttl_s is not None:
-            self._used_ms[name] = now_ms
+            self._used_ms[name] = self._elapsed_ms()
         done, show = self._hide(name)
         ends: list[Position] = []
         try:
@@ -207,7 +218,7 @@ class Streams:
                 done=show,
                 ends_at=ends.append,
             )
-        except StoreFailedError:
+        except BaseException:
             show()
             raise
         await done.wait()
@@ -222,6 +233,8 @@ class Streams:
             raise RefusedError(404, "the source was deleted meanwhile")
         if source.topic.durability is Durability.MEMORY:
             raise RefusedError(409, "a rule keeps the source in memory: it cannot have forks")
+        if not topic.exists and self._store.exists(topic.name):
+            raise RefusedError(409, "another protocol is creating a topic of this name")
         if inherited.start != topic.end_offset:
             raise RefusedError(
                 409,
@@ -248,7 +261,7 @@ class Streams:
 
         try:
             self._destroy(topic, deleted)
-        except StoreFailedError:
+        except BaseException:
             show()
             raise
         return done
@@ -286,17 +299,22 @@ class Streams:
                 409, "a rule keeps this topic in memory: publish over another protocol"
             )
         known = self._known(stream, claim)
+        is_closed = topic.is_closed
         try:
-            fresh = is_new(request, stream, known, is_closed=topic.is_closed)
+            fresh = is_new(request, stream, known, is_closed=is_closed)
         except RefusedError as refused:
-            if refused.status_code == 409 and topic.is_closed:
-                await self._durable(topic)
-                refused.headers = {CLOSED: "true", NEXT_OFFSET: offsets.encode(topic.end)}
+            if refused.status_code == 409:
+                # The refusal tells of a closure, a number or a sequence that may not be durable yet.
+                await self.durable(topic)
+                if is_closed:
+                    refused.headers = {CLOSED: "true", NEXT_OFFSET: offsets.encode(topic.end)}
             raise
         self.used(found)
         if not fresh:
-            await self._durable(topic)
-            return Appended(topic.end, topic.is_closed, self._known(stream, claim), True)
+            # Numbers that are accepted during this wait are not durable after it: clients take the answer's
+            # number for an acknowledgement.
+            await self.durable(topic)
+            return Appended(topic.end, self.is_closed(topic), known, True)
         notes: list[Note] = []
         changed = stream
         if (claim or request.sequence is not None) and not stream.life:
@@ -328,9 +346,10 @@ class Streams:
         if request.closes:
             self._closing.add(name)
         await done.wait()
-        return Appended(ends[0], request.closes, self._known(changed, claim), False)
+        highest = Produced(claim.epoch, claim.number) if claim is not None else None
+        return Appended(ends[0], request.closes, highest, False)
 
-    async def _durable(self, topic: Topic) -> None:
+    async def durable(self, topic: Topic) -> None:
         """Return when everything that the store was given before is durable."""
         done = asyncio.Event()
         self._store.change(topic, done=done.set)
@@ -352,16 +371,27 @@ class Streams:
         topic, stream = self._store.look(name), decode_stream(note)
         if name in self._hidden:
             return  # its change is on the way
-        if not topic.exists:
+        if not topic.exists or topic.durability is Durability.MEMORY:
             self._drop(note)
         elif not self._has_expired(topic, stream):
             used_ms = self._last_used_ms(topic)
             if stream.ttl_s is not None:
-                self._used_ms[name] = used_ms
+                self._used_ms[name] = self._elapsed_ms() - (self._now_ms() - used_ms)
             self._look_again(topic, stream, stream.deadline_ms(used_ms))
         elif self._holders(topic):
             self._look_again(topic, stream, self._now_ms() + _HELD_MS)
-        else:
+        elif name not in self._expiring:
+            # Other protocols may have given appends to the store before the time was over.
+            self._expiring.add(name)
+            self._store.change(topic, done=partial(self._expire, name))
+
+    def _expire(self, name: str) -> None:
+        """Delete a stream whose time is over, now that everything given before is durable."""
+        self._expiring.discard(name)
+        topic, note = self._store.look(name), self._store.note(stream_key(name))
+        if name in self._hidden or not topic.exists or note is None:
+            return
+        if self._has_expired(topic, decode_stream(note)) and not self._holders(topic):
             self._delete(topic)
 
     def _drop(self, note: Note) -> None:
