@@ -73,7 +73,7 @@ class Connections:
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
         self.rules = PeerRules(limits)
-        self.held = HeldMemory(self.loop, limits, metrics)
+        self.held = HeldMemory(self.loop, self.turns, limits, metrics)
         self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
         self.tally = Tally(
             "connections_max",
