@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
+from headrace.log.batch import batches, staging
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
@@ -22,7 +23,7 @@ from headrace.log.catalogue.catalogue import (
 from headrace.log.catalogue.rows import _SCHEMA_1, FORMAT
 from headrace.log.commit import journal
 from headrace.log.commit.journal import RECENT_MAX
-from headrace.log.store import BatchAnswer, BatchPart, Block
+from headrace.log.store import BatchAnswer, BatchPart, BatchRefusedError, Block
 from headrace.log.verify.verify import verify
 from headrace.model import LOGUX_PREFIX
 from tests.fakes.disk import DiskModel, RecordingDisk, flip
@@ -151,6 +152,22 @@ def test_who_asks_while_the_batch_is_being_appended_waits_and_is_told_of_a_dupli
     store.runner.run()
     assert answers == [BatchAnswer(duplicate=False, records=10), DUPLICATE]
     assert store.payloads("a") == payloads
+
+
+def test_a_batch_of_too_many_topics_is_refused_before_they_are_all_in_memory(store, monkeypatch):
+    monkeypatch.setattr(staging, "UPLOAD_TOPICS_MAX", 1)
+    monkeypatch.setattr(batches, "TOPICS_MAX", 3)
+    fits, large = (store.stage(*((f"t{n}", [b"x"]) for n in range(count))) for count in (3, 4))
+    answers, judged = [], []
+    store.store.batches.decide("p", 1, [large], answers.append, judged.append)
+    store.runner.run()
+    [refused] = answers
+    assert isinstance(refused, BatchRefusedError) and "a batch may have 3 topics" in str(refused)
+    assert not judged and large in staged_names(store)
+    store.store.batches.decide("p", 1, [fits], answers.append, judged.append)
+    store.runner.run()
+    assert answers[1] == NEW
+    assert judged == [{"t0", "t1", "t2"}]
 
 
 def test_batches_of_a_producer_are_appended_one_after_another(store):

@@ -58,6 +58,9 @@ Judge = Callable[[Collection[str]], BatchRefusedError | None]
 
 logger = logging.getLogger(__name__)
 
+TOPICS_MAX = 1_000_000
+"""Topics of one batch. They are in memory together while the caller decides about them."""
+
 _PIECES_MAX = 2
 """Largest number of uncommitted pieces of a batch: one is written while one gathers."""
 
@@ -283,9 +286,7 @@ class Batches:
             self._ask_owners(batch, iter(sorted(batch.prefixes)))
             return
         blocks = self._blocks(batch, ("",))
-        self._runner.background(
-            lambda: frozenset(one.topic for one in blocks()), partial(self._found_topics, batch)
-        )
+        self._runner.background(partial(_topics_of, blocks), partial(self._found_topics, batch))
 
     def _found_topics(self, batch: _Batch, found: frozenset[str] | BaseException) -> None:
         if isinstance(found, BaseException):
@@ -485,6 +486,19 @@ def _blocks_under(
                 if isinstance(what, Block) and prefix_of(what.topic, prefixes) is not None:
                     yield what
             position = blocks[-1].next
+
+
+def _topics_of(blocks: Callable[[], Iterator[Block]]) -> frozenset[str] | BatchRefusedError:
+    """Return the topics of a batch, which has any number of blocks, unless they are too many."""
+    found: set[str] = set()
+    for one in blocks():
+        found.add(one.topic)
+        if len(found) > TOPICS_MAX:
+            text = (
+                f"a batch may have {TOPICS_MAX} topics: use several batches; its uploads are kept"
+            )
+            return BatchRefusedError(text)
+    return frozenset(found)
 
 
 def _read(
