@@ -170,6 +170,30 @@ def test_a_batch_of_too_many_topics_is_refused_before_they_are_all_in_memory(sto
     assert judged == [{"t0", "t1", "t2"}]
 
 
+def test_the_caller_is_told_when_a_batch_is_over_unless_it_has_refused_the_batch(store):
+    told: list[str] = []
+
+    def decide(number: int, name: str, refused: BatchRefusedError | None = None) -> None:
+        store.store.batches.decide(
+            "p",
+            number,
+            [stage(store)],
+            lambda answer: told.append("answer"),
+            lambda topics: refused,
+            lambda: told.append(name),
+        )
+
+    decide(1, "first")
+    assert told == []
+    store.runner.run()
+    assert told == ["first", "answer"]
+    with pytest.raises(BatchRefusedError):
+        decide(2, "refused", BatchRefusedError("no"))
+    decide(1, "duplicate")
+    store.runner.run()
+    assert told == ["first", "answer", "answer"]
+
+
 def test_batches_of_a_producer_are_appended_one_after_another(store):
     answers: list[BatchAnswer | None] = []
     ids = [many(store, "a", 5)[0] for _ in range(3)]

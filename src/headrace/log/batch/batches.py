@@ -71,6 +71,7 @@ class _Batch:
         self.producer, self.number, self.files = decision
         self.judge: Judge | None = None
         """Called once the topics are known; None afterwards."""
+        self.over: Callable[[], None] = lambda: None
         self.prefixes: frozenset[str] | None = None
         """Prefixes of the owners of its topics; None until they are known."""
         self.checking = False
@@ -187,11 +188,13 @@ class Batches:
         staged: Sequence[str],
         answer: Answer,
         judge: Judge = lambda topics: None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
         """Append the staged files' records, unless this number was decided before.
 
         Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
         is decided. If the topics must be read from the files, `answer` gets what `judge` returns later.
+        `over` is called when a batch that `judge` has let pass is appended, or refused after all.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -213,7 +216,7 @@ class Batches:
             return
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
-        batch.asked, batch.judge = answer, judge
+        batch.asked, batch.judge, batch.over = answer, judge, over
         topics = self._staging.topics(decision.files)
         if topics is not None and (refused := self._judge(batch, topics)):
             self._staging.release(decision.files)
@@ -343,6 +346,7 @@ class Batches:
     def _refuse(self, batch: _Batch, reason: BatchRefusedError) -> None:
         self._batches.remove(batch)
         self._staging.release(batch.files)
+        batch.over()
         for answer in batch.take_waiters():
             answer(reason)
         self._decide_checked()
@@ -466,6 +470,7 @@ class Batches:
             return
         self._batches.remove(batch)
         self._appended.append((self._store.last_sequence, batch.files))
+        batch.over()
         asked = batch.asked
         for answer in batch.take_waiters():
             if answer is asked:
