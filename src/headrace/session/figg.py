@@ -12,6 +12,7 @@ from headrace.session.client import Broken
 from headrace.session.server import (
     AttachCommand,
     Authenticate,
+    Close,
     Command,
     DetachCommand,
     Publish,
@@ -118,6 +119,11 @@ class FiggServerSession(TopicSession):
                 code = websocket.POLICY_VIOLATION
                 commands.append(self.refuse_publish(message.reason, code, message.refused))
         return commands
+
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        # Nothing more is decoded, and the connection may stay open for a while.
+        self._decoder.forget()
+        return super().refuse(reason, code)
 
     @property
     def unread_bytes(self) -> int:

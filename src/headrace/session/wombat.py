@@ -27,6 +27,7 @@ from headrace.session.client import Broken
 from headrace.session.server import (
     AttachCommand,
     Authenticate,
+    Close,
     Command,
     DetachCommand,
     NumberRange,
@@ -38,7 +39,7 @@ from headrace.session.server import (
 from headrace.session.topics.client import ClientSession
 from headrace.session.topics.events import Event, check_offset
 from headrace.session.topics.window import WINDOW_BYTES_MAX, WINDOW_MAX
-from headrace.wire import readers, tokens
+from headrace.wire import readers, tokens, websocket
 from headrace.wire.wombat import messages as wombat
 from headrace.wire.wombat.decoder import ClientDecoder, ServerDecoder
 
@@ -164,6 +165,11 @@ class WombatServerSession(TopicSession):
                 commands.append(self.refuse_publish(message.reason, message.code, refused))
         self._forget(now)
         return commands
+
+    def refuse(self, reason: str, code: int = websocket.POLICY_VIOLATION) -> Close:
+        # Nothing more is accepted, so no repeat can come, and the connection may stay open for a while.
+        self._numbers = None
+        return super().refuse(reason, code)
 
     def heard(self, now: float) -> None:
         """Restart the time limit: the client lives, or could not be heard because the server did not read."""

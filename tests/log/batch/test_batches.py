@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from headrace.errors import BatchNumberError, StagedClaimedError, UnknownStagedError
+from headrace.log.batch import batches, staging
 from headrace.log.catalogue.catalogue import (
     BACKUP_NAME,
     FILE_NAME,
@@ -151,6 +152,46 @@ def test_who_asks_while_the_batch_is_being_appended_waits_and_is_told_of_a_dupli
     store.runner.run()
     assert answers == [BatchAnswer(duplicate=False, records=10), DUPLICATE]
     assert store.payloads("a") == payloads
+
+
+def test_a_batch_of_too_many_topics_is_refused_before_they_are_all_in_memory(store, monkeypatch):
+    monkeypatch.setattr(staging, "UPLOAD_TOPICS_MAX", 1)
+    monkeypatch.setattr(batches, "TOPICS_MAX", 3)
+    fits, large = (store.stage(*((f"t{n}", [b"x"]) for n in range(count))) for count in (3, 4))
+    answers, judged = [], []
+    store.store.batches.decide("p", 1, [large], answers.append, judged.append)
+    store.runner.run()
+    [refused] = answers
+    assert isinstance(refused, BatchRefusedError) and "a batch may have 3 topics" in str(refused)
+    assert not judged and large in staged_names(store)
+    store.store.batches.decide("p", 1, [fits], answers.append, judged.append)
+    store.runner.run()
+    assert answers[1] == NEW
+    assert judged == [{"t0", "t1", "t2"}]
+
+
+def test_the_caller_is_told_when_a_batch_is_over_unless_it_has_refused_the_batch(store):
+    told: list[str] = []
+
+    def decide(number: int, name: str, refused: BatchRefusedError | None = None) -> None:
+        store.store.batches.decide(
+            "p",
+            number,
+            [stage(store)],
+            lambda answer: told.append("answer"),
+            lambda topics: refused,
+            lambda: told.append(name),
+        )
+
+    decide(1, "first")
+    assert told == []
+    store.runner.run()
+    assert told == ["first", "answer"]
+    with pytest.raises(BatchRefusedError):
+        decide(2, "refused", BatchRefusedError("no"))
+    decide(1, "duplicate")
+    store.runner.run()
+    assert told == ["first", "answer", "answer"]
 
 
 def test_batches_of_a_producer_are_appended_one_after_another(store):

@@ -19,7 +19,11 @@ def open_limits(waiting_max: int = 1000) -> HttpLimits:
     rules = PeerRules(Limits())
     tally = Tally("waiting_max", lambda: rules, lambda: waiting_max, Metrics())
     connections: Any = SimpleNamespace(
-        throttle=SimpleNamespace(is_active=False), waiting=tally, why_not_created=why_not_created
+        throttle=SimpleNamespace(is_active=False),
+        waiting=tally,
+        why_not_created=why_not_created,
+        promise=lambda names: (),
+        keep=lambda promised: None,
     )
     return HttpLimits(connections)
 

@@ -399,6 +399,22 @@ async def test_a_publisher_that_needs_more_memory_than_there_is_goes_on_alone(
         await server.committed(lambda: server.stored)
 
 
+async def test_a_peer_that_leaves_while_it_is_not_read_is_closed_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise its publishes would take the memory of others for hours, and it sends them again anyway."""
+    monkeypatch.setattr(connection, "GOODBYE_TIMEOUT_S", 0.01)
+    async with serving(tmp_path, FULL) as server:
+        peer = await server.exhausted()
+        peer.send(figg.publish(b"t", 1, bytes(100_000)))
+        await server.until(lambda: server.connections.held.bytes > 100_000)
+        [held] = server.connections.open
+        assert held.state == "paused"
+        peer.writer.close()
+        await server.until(lambda: not server.connections.open)
+        assert server.connections.held.bytes == 0
+
+
 async def test_a_peer_without_memory_that_leaves_is_forgotten(tmp_path: Path) -> None:
     async with serving(tmp_path, FULL) as server:
         holder, other = await server.exhausted(), await server.dial()

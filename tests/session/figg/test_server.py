@@ -139,3 +139,14 @@ def test_bad_input_closes_after_what_was_accepted_is_acknowledged() -> None:
     session.stored(accepted.unit)
     assert acks(session) == [1]
     assert session.finished
+
+
+def test_a_refused_client_leaves_no_undecoded_bytes() -> None:
+    """Its connection may stay open for a minute, until there is memory for what it brought."""
+    session = FiggServerSession()
+    pings = figg.encode_ping(1) * 200
+    session.receive_data(pings + publishes(1)[:-1])
+    assert session.unread_bytes
+    session.refuse("connect again")
+    assert (session.unread_bytes, session.unfinished) == (0, b"")
+    assert session.receive_data(publishes(1)) == []

@@ -1,5 +1,7 @@
 """The server's side of a Wombat connection: tests feed it messages and take its output."""
 
+import sys
+
 import msgpack
 import pytest
 
@@ -318,6 +320,18 @@ def test_a_discarded_unit_is_never_acknowledged() -> None:
     session.discard(command)
     assert session.finished
     assert acks(session) == []
+
+
+def test_a_refused_client_leaves_no_publishes_in_memory() -> None:
+    """Its connection may stay open for a minute, until there is memory for what it brought."""
+    session = made()
+    command = published(session, publishes(0, payload=bytes(1000)))
+    [record] = command.records["t"]
+    session.discard(command)
+    del command
+    session.refuse("connect again")
+    assert sys.getrefcount(record) == 2, "only this test has it"
+    assert session.receive_messages(publishes(0), 1.0) == []
 
 
 def test_publishes_that_come_again_and_again_cost_a_bounded_amount() -> None:

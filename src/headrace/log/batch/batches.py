@@ -60,6 +60,9 @@ Judge = Callable[[Collection[str]], BatchRefusedError | None]
 
 logger = logging.getLogger(__name__)
 
+TOPICS_MAX = 1_000_000
+"""Topics of one batch. They are in memory together while the caller decides about them."""
+
 _PIECES_MAX = 2
 """Largest number of uncommitted pieces of a batch: one is written while one gathers."""
 
@@ -70,6 +73,7 @@ class _Batch:
         self.producer, self.number, self.files = decision
         self.judge: Judge | None = None
         """Called once the topics are known; None afterwards."""
+        self.over: Callable[[], None] = lambda: None
         self.prefixes: frozenset[str] | None = None
         """Prefixes of the owners of its topics; None until they are known."""
         self.checking = False
@@ -188,12 +192,14 @@ class Batches:
         staged: Sequence[str],
         answer: Answer,
         judge: Judge = lambda topics: None,
+        over: Callable[[], None] = lambda: None,
     ) -> None:
         """Append the staged files' records, unless this number was decided before.
 
         Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
         is decided. The same holds for a batch with records for a closed topic. If the topics must be read
-        from the files, `answer` gets the refusal later.
+        from the files, `answer` gets the refusal later. `over` is called when a batch that was
+        judged is appended or refused.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -215,10 +221,11 @@ class Batches:
             return
         decision = Decision(producer, number, self._staging.claim(staged))
         batch = _Batch(decision, Progress())
-        batch.asked, batch.judge = answer, judge
+        batch.asked, batch.judge, batch.over = answer, judge, over
         topics = self._staging.topics(decision.files)
         if topics is not None and (refused := self._judge(batch, topics)):
             self._staging.release(decision.files)
+            over()
             raise refused
         batch.checked = batch.prefixes == frozenset()
         self._batches.append(batch)
@@ -288,9 +295,7 @@ class Batches:
             self._ask_owners(batch, iter(sorted(batch.prefixes)))
             return
         blocks = self._blocks(batch, ("",))
-        self._runner.background(
-            lambda: frozenset(one.topic for one in blocks()), partial(self._found_topics, batch)
-        )
+        self._runner.background(partial(_topics_of, blocks), partial(self._found_topics, batch))
 
     def _found_topics(self, batch: _Batch, found: frozenset[str] | BaseException) -> None:
         if isinstance(found, BaseException):
@@ -350,6 +355,7 @@ class Batches:
     def _refuse(self, batch: _Batch, reason: BatchRefusedError) -> None:
         self._batches.remove(batch)
         self._staging.release(batch.files)
+        batch.over()
         for answer in batch.take_waiters():
             answer(reason)
         self._decide_checked()
@@ -491,6 +497,7 @@ class Batches:
             return
         self._batches.remove(batch)
         self._appended.append((self._store.last_sequence, batch.files))
+        batch.over()
         asked = batch.asked
         for answer in batch.take_waiters():
             if answer is asked:
@@ -511,6 +518,19 @@ def _blocks_under(
                 if isinstance(what, Block) and prefix_of(what.topic, prefixes) is not None:
                     yield what
             position = blocks[-1].next
+
+
+def _topics_of(blocks: Callable[[], Iterator[Block]]) -> frozenset[str] | BatchRefusedError:
+    """Return the topics of a batch, which has any number of blocks, unless they are too many."""
+    found: set[str] = set()
+    for one in blocks():
+        found.add(one.topic)
+        if len(found) > TOPICS_MAX:
+            text = (
+                f"a batch may have {TOPICS_MAX} topics: use several batches; its uploads are kept"
+            )
+            return BatchRefusedError(text)
+    return frozenset(found)
 
 
 def _read(

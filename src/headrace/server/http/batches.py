@@ -133,8 +133,13 @@ class BatchesApi:
             if missing is not None:
                 check(request, missing, topic)
 
-    def _judge(self, request: Request, topics: Collection[str]) -> BatchRefusedError | None:
-        """Return the reason why a request may not write these topics. They may come from other requests."""
+    def _judge(
+        self, request: Request, promised: list[str], topics: Collection[str]
+    ) -> BatchRefusedError | None:
+        """Return the reason why a request may not write these topics. They may come from other requests.
+
+        Adds the topics that the batch creates to `promised`.
+        """
         for topic in topics:
             missing = self._missing_right(request, topic)
             if missing is not None:
@@ -143,7 +148,10 @@ class BatchesApi:
             text = f"{why}: the batch would make further topics; its uploads are kept"
             return _NotAllowedError(HTTPException(507, text))
         late = self._limits.charge_topics(request, topics)
-        return None if late is None else _NotAllowedError(late)
+        if late is not None:
+            return _NotAllowedError(late)
+        promised.extend(self._limits.promise(topics))
+        return None
 
     def _missing_right(self, request: Request, topic: str) -> Operation | None:
         if not may(request, Operation.PUBLISH, topic):
@@ -162,9 +170,13 @@ class BatchesApi:
             if not answered.done():
                 answered.set_result(given)
 
-        judge = partial(self._judge, request)
+        promised: list[str] = []
+        judge = partial(self._judge, request, promised)
+        over = partial(self._limits.keep, promised)
         try:
-            self._store.batches.decide(asked.producer, asked.number, asked.staged, answer, judge)
+            self._store.batches.decide(
+                asked.producer, asked.number, asked.staged, answer, judge, over
+            )
         except _NotAllowedError as error:
             raise error.answer from None
         named = {"producer": asked.producer, "number": asked.number}

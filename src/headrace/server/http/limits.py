@@ -72,6 +72,13 @@ class HttpLimits:
         """Return the reason why these topics may not be created; empty if they may, or exist."""
         return self._connections.why_not_created(names)
 
+    def promise(self, names: Collection[str]) -> Collection[str]:
+        """Count topics that a batch creates later. Return those that `keep` is called with then."""
+        return self._connections.promise(names)
+
+    def keep(self, promised: Collection[str]) -> None:
+        self._connections.keep(promised)
+
 
 def who_of(request: Request) -> Who:
     """Return the keys that a request is counted under."""

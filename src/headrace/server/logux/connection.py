@@ -221,8 +221,10 @@ class LoguxConnection(PingedConnection):
             self.handle([self._session.turn_away()], 0)
 
     def _cost(self, command: object, size: int) -> Cost | None:
-        if not isinstance(command, AddEvents):
-            return None
+        if not isinstance(command, AddEvents) or not command.events:
+            return (
+                None  # a request for a channel comes with no events, and readers are not held back
+            )
         return Cost(
             len(command.events), sum(len(one.payload) for one in command.events), (self.topic,)
         )

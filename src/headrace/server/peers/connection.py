@@ -171,11 +171,15 @@ class Connection(QuietSink):
         self._commands.extend(commands)
         if self._held_bytes:
             self._hold(sum(self._weight(*one) for one in commands))
-            if self._goodbye_timer is None and any(isinstance(one[0], Close) for one in commands):
-                # A rate or a quota may hold publishes back for hours, and the peer does not wait for that.
-                self._goodbye_timer = self._shared.loop.call_later(
-                    GOODBYE_TIMEOUT_S, self._transport.abort
-                )
+            if any(isinstance(one[0], Close) for one in commands):
+                self._wait_no_longer()
+
+    def _wait_no_longer(self) -> None:
+        """End the connection soon: its peer has left. A rate may hold publishes back for hours."""
+        if self._goodbye_timer is None:
+            self._goodbye_timer = self._shared.loop.call_later(
+                GOODBYE_TIMEOUT_S, self._transport.abort
+            )
 
     def _carry_out(self) -> None:
         """Execute pending commands, at most `COMMANDS_AT_ONCE_MAX` in one turn."""
@@ -257,8 +261,7 @@ class Connection(QuietSink):
         self._held_bytes += weight
         memory.bytes += weight
         if self._held_bytes > memory.connection_bytes_max and not self._paused & Pause.HELD:
-            if memory.is_crowded:
-                memory.count_limit()
+            memory.stop_reading(self)
             self.pause(Pause.HELD)
 
     def _unhold(self, weight: int) -> None:
@@ -266,9 +269,16 @@ class Connection(QuietSink):
             memory = self._shared.held
             self._held_bytes -= weight
             memory.bytes -= weight
-            # Some room must be free, so that not every publish causes a new pause.
-            if self._held_bytes <= memory.connection_bytes_max // 2:
-                self._resume(Pause.HELD)
+            if self._paused & Pause.HELD:
+                self.hear_again()
+
+    def hear_again(self) -> None:
+        """End a pause for publishes that wait, if there is memory for more."""
+        memory = self._shared.held
+        # Some room must be free, so that not every publish causes a new pause.
+        if self._paused & Pause.HELD and self._held_bytes <= memory.connection_bytes_max // 2:
+            memory.reads_again(self)
+            self._resume(Pause.HELD)
 
     def _park(self, weight: int) -> None:
         """Drop what waits, and read nothing more. The connection ends when there is memory for it."""
@@ -469,6 +479,8 @@ class Connection(QuietSink):
 
     def end_hold(self) -> None:
         """End the hold: its time is over, or the peer left. Close once its publishes are acknowledged."""
+        if self._held_bytes and not self.is_gone:
+            self._wait_no_longer()  # its publishes still wait
         self._release()
         self._answer()
 

@@ -6,6 +6,7 @@ Elsewhere: a single connection (`connection.py`).
 import asyncio
 import contextlib
 import logging
+from collections import Counter
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
@@ -73,7 +74,7 @@ class Connections:
         self.trace: Tracing | None = None
         """Traces of what connections send and receive; None while nobody follows any."""
         self.rules = PeerRules(limits)
-        self.held = HeldMemory(self.loop, limits, metrics)
+        self.held = HeldMemory(self.loop, self.turns, limits, metrics)
         self.throttle = Throttle(self.loop, self.turns, broker.store, metrics)
         self.tally = Tally(
             "connections_max",
@@ -107,6 +108,8 @@ class Connections:
         self._creating: set[str] = set()
         """Topics that publishes are creating, while there is a limit of their number."""
         self._creating_max = _CREATING_MIN
+        self._promised: Counter[str] = Counter()
+        """Topics among them that batches create, which may take long, with the number of these batches."""
         self.configure(limits)
 
     def configure(self, limits: Limits) -> None:
@@ -155,7 +158,8 @@ class Connections:
         if not (limits.topics_max or limits.channels_max):
             return ""
         store = self.broker.store
-        missing = {name for name in names if not store.look(name).exists} - self._creating
+        new = {name for name in names if not store.look(name).exists}
+        missing = new - self._creating
         if not missing:
             return ""
         why = self._limit_of_topics(missing)
@@ -164,15 +168,32 @@ class Connections:
             self._creating = {
                 name
                 for name in self._creating
-                if not store.look(name).exists and store.exists(name)
+                if not store.look(name).exists and (store.exists(name) or name in self._promised)
             }
             self._creating_max = max(_CREATING_MIN, 2 * len(self._creating))
+            missing = new - self._creating
             why = self._limit_of_topics(missing)
         if why:
             self.metrics.count_limit(why)
             return f"{why} is reached"
         self._creating |= missing
         return ""
+
+    def promise(self, names: Collection[str]) -> Collection[str]:
+        """Count topics that a batch may create until `keep`. Return those that are missing."""
+        limits = self.limits
+        if not (limits.topics_max or limits.channels_max):
+            return ()
+        missing = [name for name in names if not self.broker.store.look(name).exists]
+        self._promised.update(missing)
+        return missing
+
+    def keep(self, promised: Collection[str]) -> None:
+        """Note that a batch has created topics, or never will."""
+        for name in promised:
+            self._promised[name] -= 1
+            if not self._promised[name]:
+                del self._promised[name]
 
     def _limit_of_topics(self, missing: set[str]) -> str:
         """Return the limit that these further topics would exceed; empty if they would not."""

@@ -148,6 +148,11 @@ class ServerDecoder(_Decoder):
     def unfinished(self) -> bytes:
         return self.unread or super().unfinished
 
+    def forget(self) -> None:
+        """Drop all bytes that were not decoded yet. Called when nothing more is decoded."""
+        self.unread = b""
+        self._chunks = []
+
     def receive(self, data: bytes) -> list[figg.ToServer]:
         """Return the messages that `data` completes, up to a limit. After a `Bad`, all input is ignored."""
         if self.unread:
