@@ -353,11 +353,16 @@ def test_what_a_crash_of_the_machine_takes_from_written_topics_is_appended_again
 
 def refused(store: StepStore, staged: str, number: int = 0) -> str:
     answers: list[object] = []
+    over: list[bool] = []
     try:
-        store.store.batches.decide("p", number, [staged], answers.append)
+        store.store.batches.decide(
+            "p", number, [staged], answers.append, over=lambda: over.append(True)
+        )
     except BatchRefusedError as error:
+        assert over == [True]
         return str(error)
     store.runner.run()
+    assert over == [True]
     [answer] = answers
     assert isinstance(answer, BatchRefusedError)
     return str(answer)

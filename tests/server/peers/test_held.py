@@ -108,7 +108,7 @@ class Server:
         self.loop: Any = Loop()
         self.stored: list[bytes] = []
         turns, metrics, rules = Turns(self.loop), Metrics(), PeerRules(LIMITS)
-        store = SimpleNamespace(quotas=Quotas(), exists=lambda name: True)
+        store = SimpleNamespace(quotas=Quotas(), exists=lambda name: True, closed=lambda names: "")
         throttle = self.throttle = Throttle(self.loop, turns, store, metrics)  # type: ignore[arg-type]
         throttle.configure(LIMITS, rules)
         self.memory = HeldMemory(self.loop, turns, LIMITS, metrics)

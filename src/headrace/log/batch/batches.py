@@ -198,8 +198,8 @@ class Batches:
 
         Raises UnknownStagedError, StagedClaimedError, BatchNumberError, or what `judge` returns; then nothing
         is decided. The same holds for a batch with records for a closed topic. If the topics must be read
-        from the files, `answer` gets the refusal later. `over` is called when a batch that was
-        judged is appended or refused.
+        from the files, `answer` gets the refusal later. `over` is called when a batch that `judge`
+        has let pass is appended, or refused after all.
         """
         if self._stopped:
             self._runner.soon(lambda: answer(None))
@@ -225,7 +225,6 @@ class Batches:
         topics = self._staging.topics(decision.files)
         if topics is not None and (refused := self._judge(batch, topics)):
             self._staging.release(decision.files)
-            over()
             raise refused
         batch.checked = batch.prefixes == frozenset()
         self._batches.append(batch)
@@ -314,6 +313,8 @@ class Batches:
         refused = judge(topics) if judge is not None else None
         if refused is None and (name := self._closed.first(topics, self._store.look)):
             refused = BatchRefusedError(closed_reason(name))
+            over, batch.over = batch.over, lambda: None
+            over()
         return refused
 
     def _ask_owners(
