@@ -32,7 +32,8 @@ HANDSHAKE_TIMEOUT_S = 5.0
 CROWDED_SHARE = 3 / 4
 """Share of `limits.handshakes_max` from which no further connections are accepted for a moment.
 
-They wait in the kernel's queue, so that a storm of peers that do complete their requests loses none.
+They wait in the kernel's queue, so a storm of peers whose requests arrive at once loses none. Of a storm
+whose requests are slow, those that find no place are refused.
 """
 EASED_SHARE = 1 / 2
 """Share of `limits.handshakes_max` below which further connections are accepted again."""
@@ -291,7 +292,7 @@ class Handshake(asyncio.Protocol):
     def _why_page_is_refused(self) -> str:
         """Return the reason, with the exact setting that would allow the page; empty if it is allowed."""
         origins, known = self._headers.get("origin"), self._door.origins
-        # A page that points its own name at this machine is no page of this server.
+        # A page that points its own name at this machine does not belong to this server.
         host = self._header("host") if self._knows_host() else ""
         # Only browsers send an Origin, and they always do. Other clients could send any value.
         if not origins or (len(origins) == 1 and known.allow(origins[0], host)):

@@ -393,7 +393,7 @@ class Connection(QuietSink):
             self._shared.loop.call_soon(self.end_hold)
 
     def _turn_away_now(self, reason: str, *, keeps_pending: bool = True) -> None:
-        """End the connection. The periodic work calls this, and all others go on after an internal error."""
+        """End the connection. An internal error in this must not end the periodic work, which calls it."""
         try:
             if not keeps_pending:
                 self._discard_pending()

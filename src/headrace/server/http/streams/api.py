@@ -401,7 +401,7 @@ def _written(request: Request, operation: Operation) -> str:
     name = _name(request)
     check_topic_name(name)
     check(request, operation, name)
-    check_publish_topic(name)  # a reserved name tells nothing to those who have no grant for it
+    check_publish_topic(name)  # last: only those with a grant learn which names are reserved
     return name
 
 

@@ -28,7 +28,7 @@ INHERITED_MAX = 100
 
 
 class Inherited(NamedTuple):
-    """What a fork begins with."""
+    """Beginning of a fork: the records that it takes over from its source."""
 
     start: int
     """Offset of its first record, in the source and in the fork."""

@@ -22,7 +22,7 @@ PRODUCER_LEASE_MS = 30 * 86_400_000
 
 
 class Stream(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a stream besides its records. Its closure is the topic's."""
+    """State of a stream besides its records. The topic knows if it is closed."""
 
     content_type: str = BYTES
     is_made: bool = False
@@ -51,7 +51,7 @@ class Stream(msgspec.Struct, frozen=True, array_like=True):
         times = wanted.ttl_s, wanted.expires_ms
         content_type = wanted.content_type
         if wanted.fork is not None:
-            # What is not given is inherited.
+            # A fork inherits what its request leaves out.
             times = (self.ttl_s, self.expires_ms) if times == (None, None) else times
             content_type = content_type or self.content_type
         return (

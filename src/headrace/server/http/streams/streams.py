@@ -1,8 +1,8 @@
 """All streams: creating, appending, closing, deleting and expiry, through the store. Knows no HTTP answers.
 
 The state of a stream is in a note, which the store shows as soon as it is given. So a request is decided and
-carried out in one step of the loop, and waits for its commit afterwards. What is not durable yet is shown to
-nobody: a name that is being created or deleted has no stream. Elsewhere: decisions (`stream.py`), reads
+carried out in one step of the loop, and waits for its commit afterwards. Nobody sees what is not durable
+yet: while a name is being created or deleted, it has no stream. Elsewhere: decisions (`stream.py`), reads
 (`reading.py`), live readers (`following.py`).
 """
 
